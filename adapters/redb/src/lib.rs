@@ -1,0 +1,1 @@
+//! twobox on redb.

@@ -1,0 +1,431 @@
+//! Rows as bytes, for stores that keep bytes: the format of version [`FORMAT_VERSION`](crate::FORMAT_VERSION).
+//!
+//! Keys sort as bytes in the order of [`Key`]: their texts, which have no control characters, are joined by a NUL.
+//! Values are a revision and the fields of the row; numbers are LEB128, texts and bytes have their length before them.
+//! What is read is checked as strictly as what is given to a constructor, so damaged bytes end in [`Damaged`] and not in a wrong row.
+//! That a value belongs to its key, and was not changed elsewhere, is for a checksum of the adapter to find out.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use crate::event::{Body, Event, Headers};
+use crate::fingerprint::{Digest, Fingerprint};
+use crate::ids::{Consumer, EventId, Invalid, Reason, RequestKey};
+use crate::table::{
+    DeliveryState, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, Placed, Record, RequestRow,
+    Revision, Stored, Table,
+};
+use crate::time::Millis;
+
+/// Stored bytes that are no row: the store was damaged, or written by something else.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("a stored row of {table} is damaged: {what}; restore the store from a copy")]
+pub struct Damaged {
+    /// The table that the row was read from.
+    pub table: Table,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+const SEPARATOR: u8 = 0;
+
+/// Appends the bytes of a key within its table.
+pub fn encode_key(key: &Key, out: &mut Vec<u8>) {
+    let (first, second) = match key {
+        Key::Request(key) => (key.scope.as_str(), Some(key.id.as_str())),
+        Key::Order(id) => (id.as_str(), None),
+        Key::Event(id) | Key::Outbox(id) => (id.as_str(), None),
+        Key::Lane(key) => (key.as_str(), None),
+        Key::Inbox(consumer, id) | Key::Effect(consumer, id) => (consumer.as_str(), Some(id.as_str())),
+    };
+    out.extend_from_slice(first.as_bytes());
+    if let Some(second) = second {
+        out.push(SEPARATOR);
+        out.extend_from_slice(second.as_bytes());
+    }
+}
+
+/// Appends the bytes of an index entry. They sort in the order of [`IndexEntry`].
+pub fn encode_index_entry(entry: &IndexEntry, out: &mut Vec<u8>) {
+    match entry {
+        IndexEntry::Due(due, lane) => {
+            out.push(1);
+            out.extend_from_slice(&due.get().to_be_bytes());
+            out.extend_from_slice(lane.as_str().as_bytes());
+        }
+        IndexEntry::Pending(lane, sequence, id) => {
+            out.push(2);
+            out.extend_from_slice(lane.as_str().as_bytes());
+            out.push(SEPARATOR);
+            out.extend_from_slice(&sequence.to_be_bytes());
+            out.extend_from_slice(id.as_str().as_bytes());
+        }
+        IndexEntry::Dead(id) => {
+            out.push(3);
+            out.extend_from_slice(id.as_str().as_bytes());
+        }
+    }
+}
+
+/// Reads an index entry back.
+///
+/// # Errors
+///
+/// [`Damaged`] if the bytes are none.
+pub fn decode_index_entry(bytes: &[u8]) -> Result<IndexEntry, Damaged> {
+    let table = if bytes.first() == Some(&1) { Table::Lanes } else { Table::Outbox };
+    let damaged = |what: &str| Damaged { table, what: what.to_string() };
+    let number = |bytes: &[u8]| {
+        bytes.first_chunk().map(|chunk| u64::from_be_bytes(*chunk)).ok_or_else(|| damaged("a short number in its index"))
+    };
+    match bytes.split_first() {
+        Some((1, rest)) => {
+            let due = Millis::new(number(rest)?);
+            Ok(IndexEntry::Due(due, name(table, &rest[8..])?))
+        }
+        Some((2, rest)) => {
+            let end = rest.iter().position(|byte| *byte == SEPARATOR).ok_or_else(|| damaged("no separator in its index"))?;
+            let lane = name(table, &rest[..end])?;
+            let rest = &rest[end + 1..];
+            let sequence = number(rest)?;
+            Ok(IndexEntry::Pending(lane, sequence, name(table, &rest[8..])?))
+        }
+        Some((3, rest)) => Ok(IndexEntry::Dead(name(table, rest)?)),
+        Some(_) | None => Err(damaged("no kind in its index")),
+    }
+}
+
+/// A name that fills the bytes.
+fn name<'a, T: TryFrom<&'a str, Error = Invalid>>(table: Table, bytes: &'a [u8]) -> Result<T, Damaged> {
+    let text = core::str::from_utf8(bytes).map_err(|error| Damaged { table, what: error.to_string() })?;
+    T::try_from(text).map_err(|invalid| Damaged { table, what: invalid.to_string() })
+}
+
+/// Appends the bytes of a row with its revision, without its key.
+pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
+    let mut out = Writer(out);
+    out.number(revision.get());
+    match record {
+        Record::Request(_, row) => {
+            out.digest(row.fingerprint.digest());
+            out.text(row.fingerprint.summary());
+            out.time(row.registered_at);
+            out.option(row.placed.as_ref(), |out, placed| {
+                out.text(placed.order.as_str());
+                out.number(placed.events.len() as u64);
+                placed.events.iter().for_each(|id| out.text(id.as_str()));
+            });
+        }
+        Record::Order(_, row) => {
+            out.text(row.request.scope.as_str());
+            out.text(row.request.id.as_str());
+            out.time(row.committed_at);
+            out.body(&row.body);
+        }
+        Record::Event(event) => {
+            out.text(event.order.as_str());
+            out.text(event.event_type.as_str());
+            out.number(event.schema_version.into());
+            out.text(event.ordering_key.as_str());
+            out.time(event.time);
+            out.number(event.headers.iter().len() as u64);
+            for (name, value) in event.headers.iter() {
+                out.text(name.as_str());
+                out.text(value.as_str());
+            }
+            out.body(&event.body);
+        }
+        Record::Outbox(_, row) => {
+            out.text(row.lane.as_str());
+            out.number(row.sequence);
+            out.text(row.event_type.as_str());
+            out.time(row.committed_at);
+            out.time(row.due);
+            out.number(row.starts.into());
+            out.number(row.failures.into());
+            match row.state {
+                DeliveryState::Pending => out.number(0),
+                DeliveryState::Confirmed(at) => out.state(1, at),
+                DeliveryState::Dead(at) => out.state(2, at),
+                DeliveryState::Discarded(at) => out.state(3, at),
+                DeliveryState::Cancelled(at) => out.state(4, at),
+            }
+            out.option(row.reason.as_ref(), |out, reason| out.text(reason.as_str()));
+        }
+        Record::Lane(_, row) => {
+            out.number(row.next);
+            out.number(row.confirmed);
+            out.option(row.due, Writer::time);
+            out.number(row.starts.into());
+            out.number(row.token);
+            out.option(row.lease.as_ref(), |out, lease| {
+                out.text(lease.owner.as_str());
+                out.time(lease.until);
+                out.number(lease.through);
+            });
+            out.option(row.blocked_by.as_ref(), |out, id| out.text(id.as_str()));
+        }
+        Record::Inbox(_, _, row) => {
+            out.digest(row.content);
+            out.time(row.at);
+            out.number(match row.state {
+                InboxState::Applied => 0,
+                InboxState::Failing => 1,
+                InboxState::Poisoned => 2,
+            });
+            out.number(row.failures.into());
+            out.option(row.reason.as_ref(), |out, reason| out.text(reason.as_str()));
+        }
+        Record::Effect(_, _, body) => out.body(body),
+    }
+}
+
+/// Reads a row back from the bytes of its key and its value.
+///
+/// # Errors
+///
+/// [`Damaged`] if they are not what [`encode_key`] and [`encode_value`] make.
+pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged> {
+    let mut value = Parser { table, rest: value };
+    let revision = Revision::from_stored(value.number()?);
+    let record = match table {
+        Table::Requests => {
+            let (scope, id) = pair(table, key)?;
+            let key = RequestKey::new(scope, id).map_err(|invalid| value.damaged(invalid))?;
+            let digest = value.digest()?;
+            let fingerprint = Fingerprint::from_stored(digest, value.text()?);
+            let registered_at = value.time()?;
+            let placed = value.option(|value| {
+                let order = value.name()?;
+                let events = value.list(crate::CommitOrder::MAX_EVENTS, |value| value.name())?;
+                Ok(Placed { order, events })
+            })?;
+            Record::Request(key, RequestRow { fingerprint, registered_at, placed })
+        }
+        Table::Orders => {
+            let id = name(table, key)?;
+            let scope = value.text()?;
+            let request = RequestKey::new(scope, value.text()?).map_err(|invalid| value.damaged(invalid))?;
+            Record::Order(id, OrderRow { request, committed_at: value.time()?, body: value.body()? })
+        }
+        Table::Events => Record::Event(Event {
+            id: name(table, key)?,
+            order: value.name()?,
+            event_type: value.name()?,
+            schema_version: value.small()?,
+            ordering_key: value.name()?,
+            time: value.time()?,
+            headers: {
+                let pairs = value.list(Headers::MAX, |value| Ok((value.text()?, value.text()?)))?;
+                let headers = pairs.into_iter().try_fold(Headers::new(), |headers, (name, value)| headers.with(name, value));
+                headers.map_err(|invalid| value.damaged(invalid))?
+            },
+            body: value.body()?,
+        }),
+        Table::Outbox => Record::Outbox(
+            name(table, key)?,
+            OutboxRow {
+                lane: value.name()?,
+                sequence: value.number()?,
+                event_type: value.name()?,
+                committed_at: value.time()?,
+                due: value.time()?,
+                starts: value.small()?,
+                failures: value.small()?,
+                state: match value.number()? {
+                    0 => DeliveryState::Pending,
+                    1 => DeliveryState::Confirmed(value.time()?),
+                    2 => DeliveryState::Dead(value.time()?),
+                    3 => DeliveryState::Discarded(value.time()?),
+                    4 => DeliveryState::Cancelled(value.time()?),
+                    other => return Err(value.damaged(alloc::format!("no delivery state has the number {other}"))),
+                },
+                reason: value.option(Parser::reason)?,
+            },
+        ),
+        Table::Lanes => Record::Lane(
+            name(table, key)?,
+            LaneRow {
+                next: value.number()?,
+                confirmed: value.number()?,
+                due: value.option(Parser::time)?,
+                starts: value.small()?,
+                token: value.number()?,
+                lease: value
+                    .option(|value| Ok(Lease { owner: value.name()?, until: value.time()?, through: value.number()? }))?,
+                blocked_by: value.option(|value| value.name())?,
+            },
+        ),
+        Table::Inbox => {
+            let (consumer, id) = pair(table, key)?;
+            let consumer = Consumer::new(consumer).map_err(|invalid| value.damaged(invalid))?;
+            let id = EventId::new(id).map_err(|invalid| value.damaged(invalid))?;
+            let row = InboxRow {
+                content: value.digest()?,
+                at: value.time()?,
+                state: match value.number()? {
+                    0 => InboxState::Applied,
+                    1 => InboxState::Failing,
+                    2 => InboxState::Poisoned,
+                    other => return Err(value.damaged(alloc::format!("no inbox state has the number {other}"))),
+                },
+                failures: value.small()?,
+                reason: value.option(Parser::reason)?,
+            };
+            Record::Inbox(consumer, id, row)
+        }
+        Table::Effects => {
+            let (consumer, id) = pair(table, key)?;
+            let consumer = Consumer::new(consumer).map_err(|invalid| value.damaged(invalid))?;
+            let id = EventId::new(id).map_err(|invalid| value.damaged(invalid))?;
+            Record::Effect(consumer, id, value.body()?)
+        }
+    };
+    if value.rest.is_empty() {
+        Ok(Stored { record, revision })
+    } else {
+        Err(value.damaged(alloc::format!("{} bytes too many", value.rest.len())))
+    }
+}
+
+fn pair(table: Table, key: &[u8]) -> Result<(&str, &str), Damaged> {
+    let damaged = |what: &dyn ToString| Damaged { table, what: what.to_string() };
+    let key = core::str::from_utf8(key).map_err(|error| damaged(&error))?;
+    key.split_once('\0').ok_or_else(|| damaged(&"no separator in its key"))
+}
+
+struct Writer<'a>(&'a mut Vec<u8>);
+
+impl Writer<'_> {
+    fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.0.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.0.push(number as u8);
+    }
+
+    fn time(&mut self, time: Millis) {
+        self.number(time.get());
+    }
+
+    fn state(&mut self, tag: u64, at: Millis) {
+        self.number(tag);
+        self.time(at);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    fn digest(&mut self, digest: Digest) {
+        self.0.extend_from_slice(&digest.0);
+    }
+
+    fn body(&mut self, body: &Body) {
+        self.text(body.content_type().as_str());
+        self.bytes(body.bytes());
+    }
+
+    fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
+        match value {
+            None => self.number(0),
+            Some(value) => {
+                self.number(1);
+                write(self, value);
+            }
+        }
+    }
+}
+
+struct Parser<'a> {
+    table: Table,
+    rest: &'a [u8],
+}
+
+impl<'a> Parser<'a> {
+    fn damaged(&self, what: impl ToString) -> Damaged {
+        Damaged { table: self.table, what: what.to_string() }
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], Damaged> {
+        let (taken, rest) = self.rest.split_at_checked(length).ok_or_else(|| self.damaged("it ends too early"))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self) -> Result<u64, Damaged> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.take(1)?[0];
+            let bits = u64::from(byte & 0x7f);
+            if bits << shift >> shift != bits {
+                break;
+            }
+            number |= bits << shift;
+            if byte & 0x80 == 0 {
+                // One form for each number, so that equal rows are equal bytes.
+                return if byte == 0 && shift > 0 { Err(self.damaged("a number with idle digits")) } else { Ok(number) };
+            }
+        }
+        Err(self.damaged("a number that is too large"))
+    }
+
+    fn small(&mut self) -> Result<u32, Damaged> {
+        u32::try_from(self.number()?).map_err(|_| self.damaged("a number that is too large"))
+    }
+
+    fn time(&mut self) -> Result<Millis, Damaged> {
+        self.number().map(Millis::new)
+    }
+
+    fn bytes(&mut self) -> Result<&'a [u8], Damaged> {
+        let length = self.number()?;
+        self.take(usize::try_from(length).unwrap_or(usize::MAX))
+    }
+
+    fn text(&mut self) -> Result<&'a str, Damaged> {
+        core::str::from_utf8(self.bytes()?).map_err(|error| self.damaged(error))
+    }
+
+    fn name<T: TryFrom<&'a str, Error = Invalid>>(&mut self) -> Result<T, Damaged> {
+        T::try_from(self.text()?).map_err(|invalid| self.damaged(invalid))
+    }
+
+    fn reason(&mut self) -> Result<Reason, Damaged> {
+        self.text().map(Reason::new)
+    }
+
+    fn digest(&mut self) -> Result<Digest, Damaged> {
+        let bytes = self.take(32)?;
+        bytes.try_into().map(Digest).map_err(|_| self.damaged("a short digest"))
+    }
+
+    fn body(&mut self) -> Result<Body, Damaged> {
+        let content_type = self.text()?;
+        Body::new(content_type, self.bytes()?).map_err(|invalid| self.damaged(invalid))
+    }
+
+    fn option<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, Damaged>) -> Result<Option<T>, Damaged> {
+        match self.number()? {
+            0 => Ok(None),
+            1 => read(self).map(Some),
+            other => Err(self.damaged(alloc::format!("{other} where something is there (1) or not (0)"))),
+        }
+    }
+
+    fn list<T>(&mut self, max: usize, mut read: impl FnMut(&mut Self) -> Result<T, Damaged>) -> Result<Vec<T>, Damaged> {
+        let length = self.number()?;
+        if length > max as u64 {
+            return Err(self.damaged(alloc::format!("a list of {length}, the limit is {max}")));
+        }
+        (0..length).map(|_| read(self)).collect()
+    }
+}

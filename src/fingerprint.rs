@@ -1,0 +1,162 @@
+//! Fingerprints: what a request key is bound to (P1, F23).
+//!
+//! A fingerprint is the SHA-256 of a canonical form of the parameters, so that a retry that says the same in
+//! another order is the same request, and anything else is another one. Beside the digest it keeps the beginning
+//! of the canonical form, for an operator who has to see what a key is bound to. Leave secrets out of parameters.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::ids::fit;
+
+/// A SHA-256 digest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(pub [u8; 32]);
+
+impl Digest {
+    /// The digest of `parts`, whose boundaries count: `["ab", "c"]` differs from `["a", "bc"]`.
+    /// The tag keeps apart what is digested for different purposes.
+    #[must_use]
+    pub fn of_parts<'a>(tag: &str, parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hash = Sha256::new();
+        let mut part = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_be_bytes());
+            hash.update(bytes);
+        };
+        part(tag.as_bytes());
+        parts.into_iter().for_each(part);
+        Self(hash.finalize().into())
+    }
+}
+
+impl fmt::Display for Digest {
+    /// In hexadecimal; a precision cuts it, as in `{digest:.8}`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = f.precision().unwrap_or(64).min(64);
+        for at in 0..shown {
+            let byte = self.0[at / 2];
+            let nibble = if at % 2 == 0 { byte >> 4 } else { byte & 15 };
+            fmt::Write::write_char(f, char::from_digit(u32::from(nibble), 16).unwrap_or('?'))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The parameters of a request: their digest, and a line that tells an operator what they were.
+///
+/// Two fingerprints are equal if their digests are; the line does not count.
+///
+/// ```
+/// use twobox::Fingerprint;
+///
+/// let first = Fingerprint::of([("item", "notebook"), ("quantity", "2")]);
+/// let again = Fingerprint::of([("quantity", "2"), ("item", "notebook")]);
+/// assert_eq!(first, again);
+/// assert_eq!(again.summary(), "item=notebook quantity=2");
+/// assert_ne!(first, Fingerprint::of([("item", "notebook"), ("quantity", "3")]));
+/// ```
+#[derive(Debug, Clone)]
+pub struct Fingerprint {
+    digest: Digest,
+    summary: Arc<str>,
+}
+
+impl Fingerprint {
+    /// The largest length of the summary, in bytes; what is longer is cut and ends in `…`.
+    pub const MAX_SUMMARY: usize = 256;
+
+    /// Of named fields. Their order does not matter; a name given twice counts twice.
+    #[must_use]
+    pub fn of<N: AsRef<str>, V: AsRef<str>>(fields: impl IntoIterator<Item = (N, V)>) -> Self {
+        let mut fields: Vec<(N, V)> = fields.into_iter().collect();
+        fields.sort_by(|(a, x), (b, y)| (a.as_ref(), x.as_ref()).cmp(&(b.as_ref(), y.as_ref())));
+        let parts = fields.iter().flat_map(|(name, value)| [name.as_ref().as_bytes(), value.as_ref().as_bytes()]);
+        let digest = Digest::of_parts("twobox/fields/1", parts);
+        let mut summary = String::new();
+        for (name, value) in &fields {
+            if !summary.is_empty() {
+                summary.push(' ');
+            }
+            summary.push_str(name.as_ref());
+            summary.push('=');
+            summary.push_str(value.as_ref());
+            if summary.len() > Self::MAX_SUMMARY {
+                break;
+            }
+        }
+        Self { digest, summary: fit(&summary, Self::MAX_SUMMARY) }
+    }
+
+    /// Of bytes that are canonical already, such as a signed document. Every byte counts.
+    #[must_use]
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        let digest = Digest::of_parts("twobox/bytes/1", [bytes]);
+        let beginning = &bytes[..bytes.len().min(Self::MAX_SUMMARY + 4)];
+        Self { digest, summary: fit(&String::from_utf8_lossy(beginning), Self::MAX_SUMMARY) }
+    }
+
+    /// Of a JSON document, in the canonical form of RFC 8785: the order of members, white space, and the way
+    /// in which numbers and characters are written do not matter.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid::NotJson`](crate::Invalid::NotJson) if the bytes are no JSON, a member name stands twice in an
+    /// object, or a number is beyond what RFC 8785 can tell apart (an IEEE 754 double).
+    ///
+    /// ```
+    /// use twobox::Fingerprint;
+    ///
+    /// let first = Fingerprint::of_json(br#"{"item": "caf\u00e9", "quantity": 2.0}"#)?;
+    /// let again = Fingerprint::of_json("{\"quantity\":2,\"item\":\"café\"}".as_bytes())?;
+    /// assert_eq!(first, again);
+    /// # Ok::<(), twobox::Invalid>(())
+    /// ```
+    #[cfg(feature = "json")]
+    pub fn of_json(document: &[u8]) -> Result<Self, crate::Invalid> {
+        let canonical = crate::json::canonical("request parameters", document)?;
+        let digest = Digest::of_parts("twobox/json/1", [canonical.as_bytes()]);
+        Ok(Self { digest, summary: fit(&canonical, Self::MAX_SUMMARY) })
+    }
+
+    /// Made of what a store kept; only for adapters.
+    #[must_use]
+    pub fn from_stored(digest: Digest, summary: &str) -> Self {
+        Self { digest, summary: fit(summary, Self::MAX_SUMMARY) }
+    }
+
+    /// The digest that counts.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// What an operator sees.
+    #[must_use]
+    pub fn summary(&self) -> &str {
+        &self.summary
+    }
+}
+
+impl PartialEq for Fingerprint {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+}
+
+impl Eq for Fingerprint {}
+
+impl core::hash::Hash for Fingerprint {
+    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
+        self.digest.hash(state);
+    }
+}

@@ -1,0 +1,40 @@
+#![doc = include_str!("../README.md")]
+#![no_std]
+
+extern crate alloc;
+
+mod boundary;
+pub mod codec;
+mod event;
+mod fingerprint;
+mod ids;
+#[cfg(feature = "json")]
+mod json;
+mod policy;
+mod render;
+pub mod store;
+mod table;
+mod time;
+pub mod transition;
+
+pub use boundary::{Batch, Change, Decision, Expect, Keys, Query, Rows, Transition};
+pub use event::{Body, Draft, Event, Headers};
+pub use fingerprint::{Digest, Fingerprint};
+pub use ids::{
+    Consumer, ContentType, EventId, EventType, HeaderName, HeaderValue, Invalid, OrderId, OrderingKey, Owner, Reason, RequestId,
+    RequestKey, Scope,
+};
+pub use policy::{DeliveryPolicy, WhenDead};
+pub use render::Dump;
+pub use store::{Applied, Load, Reader, RunError, Store, Tables, Transaction, Writing};
+pub use table::{
+    DeliveryState, FORMAT_VERSION, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, Placed, Record,
+    RequestRow, Revision, Stored, Table,
+};
+pub use time::Millis;
+pub use transition::claim::{Claim, Claimed, Delivery, Run};
+pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};
+pub use transition::lane::{LeaseRef, Stale, StaleLease};
+pub use transition::receive::{ContentDiffers, CountFailure, FailureCounted, Receive, Received};
+pub use transition::register::{ParametersDiffer, Register, Registered, Request};
+pub use transition::settle::{Ending, Renew, Renewed, RunResult, Settle, Settled};

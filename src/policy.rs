@@ -1,0 +1,85 @@
+//! Settings of delivery: leases, backoff, limits, and what a dead event does to its lane. All defaults are here.
+
+use core::time::Duration;
+
+use crate::fingerprint::Digest;
+use crate::ids::{EventId, Invalid};
+
+/// How events are delivered, retried and given up.
+///
+/// ```
+/// use core::time::Duration;
+/// use twobox::{DeliveryPolicy, WhenDead};
+///
+/// let policy = DeliveryPolicy { max_failures: 5, when_dead: WhenDead::Continue, ..DeliveryPolicy::default() }.checked()?;
+/// # Ok::<(), twobox::Invalid>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DeliveryPolicy {
+    /// The backoff after the first failure; it doubles with each further one. Default 1 s.
+    pub backoff_base: Duration,
+    /// The longest backoff. Default 5 minutes.
+    pub backoff_cap: Duration,
+    /// An event is dead after so many failed publishes. Default 16.
+    pub max_failures: u32,
+    /// An event is dead after so many starts, answered or not (F4). It must be larger than `max_failures`. Default 24.
+    pub max_starts: u32,
+    /// What a dead event does to the events behind it in its lane. Default [`WhenDead::Block`].
+    pub when_dead: WhenDead,
+}
+
+/// What a dead event does to the events behind it in its lane (P4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WhenDead {
+    /// They wait until it is redriven or discarded: the order is kept at the price of the lane.
+    Block,
+    /// They go on without it; a redrive puts it behind them.
+    Continue,
+}
+
+impl Default for DeliveryPolicy {
+    fn default() -> Self {
+        Self {
+            backoff_base: Duration::from_secs(1),
+            backoff_cap: Duration::from_secs(300),
+            max_failures: 16,
+            max_starts: 24,
+            when_dead: WhenDead::Block,
+        }
+    }
+}
+
+impl DeliveryPolicy {
+    /// The policy, if its settings go together.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if a limit is zero, the backoff is shorter than a millisecond or longer than its cap, or `max_starts` is not larger than `max_failures`.
+    pub fn checked(self) -> Result<Self, Invalid> {
+        let refuse = |field, reason: &str| Err(Invalid::Unsafe { field, reason: reason.into() });
+        if self.backoff_base < Duration::from_millis(1) {
+            return refuse("backoff_base", "a failing event would be retried in a hot loop; give at least 1 ms");
+        }
+        if self.backoff_cap < self.backoff_base {
+            return refuse("backoff_cap", "it is shorter than backoff_base");
+        }
+        if self.max_failures == 0 {
+            return refuse("max_failures", "no event could ever be published; give at least 1");
+        }
+        if self.max_starts <= self.max_failures {
+            return refuse("max_starts", "each failure is a start too; give more than max_failures");
+        }
+        Ok(self)
+    }
+
+    /// How long an event waits after its n-th failure, n from 1: the base doubled n - 1 times, at most the cap, and of that
+    /// between one half and the whole. The jitter follows from the event's id and n alone, so it is the same in every run (F13).
+    #[must_use]
+    pub fn backoff(&self, event: &EventId, failures: u32) -> Duration {
+        let doublings = failures.saturating_sub(1).min(32);
+        let whole = self.backoff_base.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(self.backoff_cap);
+        let digest = Digest::of_parts("twobox/jitter/1", [event.as_str().as_bytes(), &failures.to_be_bytes()[..]]);
+        let share = u32::from(digest.0[0]);
+        (whole / 2 + (whole / 2) * share / 255).max(Duration::from_millis(1))
+    }
+}

@@ -1,0 +1,385 @@
+//! The tables: what is in a store, as types. Every adapter keeps these and nothing else of ours.
+//!
+//! The sender's side has requests, orders, events, outbox and lanes, the receiver's side inbox and effects; one store may
+//! hold both. `events` holds envelopes and payloads, which are written once; what changes while an event is
+//! delivered is a small row in `outbox` and the row of its lane.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::event::{Body, Event};
+use crate::fingerprint::{Digest, Fingerprint};
+use crate::ids::{Consumer, EventId, EventType, OrderId, OrderingKey, Owner, Reason, RequestKey};
+use crate::time::Millis;
+
+/// The version of what is described here. An adapter writes it into each store that it creates, and refuses a store
+/// that has another one.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// The tables by name, in the order in which they are shown and locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Table {
+    /// Request keys and what each is bound to (P1).
+    Requests,
+    /// One row for each order.
+    Orders,
+    /// Immutable envelopes with their payloads.
+    Events,
+    /// The delivery state of each event (P3).
+    Outbox,
+    /// One row for each ordering key: who delivers it now, and when it is due (P4, P6).
+    Lanes,
+    /// What each consumer has received (P5).
+    Inbox,
+    /// What each consumer has recorded as the effect of an event (P5).
+    Effects,
+}
+
+impl Table {
+    /// All of them, in their order.
+    pub const ALL: [Self; 7] =
+        [Self::Requests, Self::Orders, Self::Events, Self::Outbox, Self::Lanes, Self::Inbox, Self::Effects];
+
+    /// The name, as it is shown.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Orders => "orders",
+            Self::Events => "events",
+            Self::Outbox => "outbox",
+            Self::Lanes => "lanes",
+            Self::Inbox => "inbox",
+            Self::Effects => "effects",
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Which row: the table and the key in it. The order of keys is the order of tables, then of the key's bytes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// A row of [`Table::Requests`].
+    Request(RequestKey),
+    /// A row of [`Table::Orders`].
+    Order(OrderId),
+    /// A row of [`Table::Events`].
+    Event(EventId),
+    /// A row of [`Table::Outbox`].
+    Outbox(EventId),
+    /// A row of [`Table::Lanes`].
+    Lane(OrderingKey),
+    /// A row of [`Table::Inbox`].
+    Inbox(Consumer, EventId),
+    /// A row of [`Table::Effects`].
+    Effect(Consumer, EventId),
+}
+
+impl Key {
+    /// The table that it is a key of.
+    #[must_use]
+    pub const fn table(&self) -> Table {
+        match self {
+            Self::Request(_) => Table::Requests,
+            Self::Order(_) => Table::Orders,
+            Self::Event(_) => Table::Events,
+            Self::Outbox(_) => Table::Outbox,
+            Self::Lane(_) => Table::Lanes,
+            Self::Inbox(..) => Table::Inbox,
+            Self::Effect(..) => Table::Effects,
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.table())?;
+        match self {
+            Self::Request(key) => key.fmt(f),
+            Self::Order(id) => id.fmt(f),
+            Self::Event(id) | Self::Outbox(id) => id.fmt(f),
+            Self::Lane(key) => key.fmt(f),
+            Self::Inbox(consumer, id) | Self::Effect(consumer, id) => write!(f, "{consumer}/{id}"),
+        }
+    }
+}
+
+/// How often a row has been written. It starts at 1 and grows by one with each write; a row that is written anew
+/// after it was deleted starts at 1 again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(u64);
+
+impl Revision {
+    /// The revision of a row that was just inserted.
+    pub const FIRST: Self = Self(1);
+
+    /// Made of what a store kept; only for adapters.
+    #[must_use]
+    pub const fn from_stored(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The revision after the next write.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
+/// What a request key is bound to, and what came of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RequestRow {
+    /// The parameters of the first request with this key.
+    pub fingerprint: Fingerprint,
+    /// When the key was bound.
+    pub registered_at: Millis,
+    /// The order, once it is committed.
+    pub placed: Option<Placed>,
+}
+
+/// The first outcome of a request, which every retry gets again (P1).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Placed {
+    /// The order that the request created.
+    pub order: OrderId,
+    /// Its events, in their order.
+    pub events: Vec<EventId>,
+}
+
+/// An order: whatever its request created.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct OrderRow {
+    /// The request that created it.
+    pub request: RequestKey,
+    /// When it was committed.
+    pub committed_at: Millis,
+    /// What it says.
+    pub body: Body,
+}
+
+/// The delivery state of one event (P3).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct OutboxRow {
+    /// The lane that it stands in.
+    pub lane: OrderingKey,
+    /// Its place in the lane, from 1.
+    pub sequence: u64,
+    /// What happened; the same as in the event.
+    pub event_type: EventType,
+    /// When it was committed; the same as in the event.
+    pub committed_at: Millis,
+    /// Not published before this time.
+    pub due: Millis,
+    /// How often a publish was started, as far as settled; a start that nobody settled is counted in the lane (F4).
+    pub starts: u32,
+    /// How often a publish failed (F15: an outage is no failure of the event).
+    pub failures: u32,
+    /// Whether it is still to be delivered.
+    pub state: DeliveryState,
+    /// Why it failed last, or was given up.
+    pub reason: Option<Reason>,
+}
+
+/// Where an event is on its way. Only pending ones wait in their lane; a pending one is leased while the lane's lease covers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeliveryState {
+    /// To be delivered.
+    Pending,
+    /// The broker has it, since this time.
+    Confirmed(Millis),
+    /// Given up at this time, for an operator to redrive or discard.
+    Dead(Millis),
+    /// Dead, then discarded by an operator at this time.
+    Discarded(Millis),
+    /// Cancelled at this time, before it was delivered.
+    Cancelled(Millis),
+}
+
+impl DeliveryState {
+    /// Whether nothing can happen to it any more: confirmed, discarded or cancelled, and since when.
+    #[must_use]
+    pub const fn finished_at(self) -> Option<Millis> {
+        match self {
+            Self::Pending | Self::Dead(_) => None,
+            Self::Confirmed(at) | Self::Discarded(at) | Self::Cancelled(at) => Some(at),
+        }
+    }
+
+    /// The name, as it is shown.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Confirmed(_) => "confirmed",
+            Self::Dead(_) => "dead",
+            Self::Discarded(_) => "discarded",
+            Self::Cancelled(_) => "cancelled",
+        }
+    }
+}
+
+/// The queue of one ordering key: its pending events are delivered in the order of their sequence, by one holder at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LaneRow {
+    /// The sequence that the next event gets.
+    pub next: u64,
+    /// The sequence of the event that was confirmed last; 0 before the first.
+    pub confirmed: u64,
+    /// When its first pending event can be claimed: its due time, or while it is leased the end of the lease.
+    /// `None` if nothing is pending, or a dead event blocks the lane.
+    pub due: Option<Millis>,
+    /// How often its first pending event was started without having been settled (F4).
+    pub starts: u32,
+    /// How many leases there have been: the fencing token of the last one (P6).
+    pub token: u64,
+    /// Who delivers it now.
+    pub lease: Option<Lease>,
+    /// The dead event that the lane waits for, if the rule is to wait.
+    pub blocked_by: Option<EventId>,
+}
+
+/// The right to deliver the first events of a lane, for a time.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lease {
+    /// Who holds it.
+    pub owner: Owner,
+    /// When another may take it.
+    pub until: Millis,
+    /// The sequence of the last event that it covers; the first is the lane's first pending one.
+    pub through: u64,
+}
+
+/// What became of an event at one consumer (P5).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct InboxRow {
+    /// The digest of the content that was received first; the same id with another content is refused.
+    pub content: Digest,
+    /// When this state was reached.
+    pub at: Millis,
+    /// What became of it.
+    pub state: InboxState,
+    /// How often the consumer failed on it.
+    pub failures: u32,
+    /// Why it failed last.
+    pub reason: Option<Reason>,
+}
+
+/// Whether a consumer is done with an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum InboxState {
+    /// Its effect is committed, together with this row.
+    Applied,
+    /// It failed and leaves no effect; when it comes again, it is tried again.
+    Failing,
+    /// It failed too often and was set aside for an operator.
+    Poisoned,
+}
+
+impl InboxState {
+    /// The name, as it is shown.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Failing => "failing",
+            Self::Poisoned => "poisoned",
+        }
+    }
+}
+
+/// One row with its key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Record {
+    /// A row of [`Table::Requests`].
+    Request(RequestKey, RequestRow),
+    /// A row of [`Table::Orders`].
+    Order(OrderId, OrderRow),
+    /// A row of [`Table::Events`]; its key is the event's id.
+    Event(Event),
+    /// A row of [`Table::Outbox`].
+    Outbox(EventId, OutboxRow),
+    /// A row of [`Table::Lanes`].
+    Lane(OrderingKey, LaneRow),
+    /// A row of [`Table::Inbox`].
+    Inbox(Consumer, EventId, InboxRow),
+    /// A row of [`Table::Effects`].
+    Effect(Consumer, EventId, Body),
+}
+
+impl Record {
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        match self {
+            Self::Request(key, _) => Key::Request(key.clone()),
+            Self::Order(id, _) => Key::Order(id.clone()),
+            Self::Event(event) => Key::Event(event.id.clone()),
+            Self::Outbox(id, _) => Key::Outbox(id.clone()),
+            Self::Lane(key, _) => Key::Lane(key.clone()),
+            Self::Inbox(consumer, id, _) => Key::Inbox(consumer.clone(), id.clone()),
+            Self::Effect(consumer, id, _) => Key::Effect(consumer.clone(), id.clone()),
+        }
+    }
+
+    /// The table.
+    #[must_use]
+    pub const fn table(&self) -> Table {
+        match self {
+            Self::Request(..) => Table::Requests,
+            Self::Order(..) => Table::Orders,
+            Self::Event(_) => Table::Events,
+            Self::Outbox(..) => Table::Outbox,
+            Self::Lane(..) => Table::Lanes,
+            Self::Inbox(..) => Table::Inbox,
+            Self::Effect(..) => Table::Effects,
+        }
+    }
+}
+
+/// Where a row stands in the orders that questions are asked in. A store that cannot sort by a column keeps these
+/// entries beside its tables: each row has at most one, and it follows from the row alone.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IndexEntry {
+    /// A lane, by the time at which it can be claimed.
+    Due(Millis, OrderingKey),
+    /// A pending event, by its place in its lane.
+    Pending(OrderingKey, u64, EventId),
+    /// A dead event, by its id.
+    Dead(EventId),
+}
+
+impl Record {
+    /// The entry that belongs to this row.
+    #[must_use]
+    pub fn index_entry(&self) -> Option<IndexEntry> {
+        match self {
+            Self::Lane(key, row) => row.due.map(|due| IndexEntry::Due(due, key.clone())),
+            Self::Outbox(id, row) => match row.state {
+                DeliveryState::Pending => Some(IndexEntry::Pending(row.lane.clone(), row.sequence, id.clone())),
+                DeliveryState::Dead(_) => Some(IndexEntry::Dead(id.clone())),
+                DeliveryState::Confirmed(_) | DeliveryState::Discarded(_) | DeliveryState::Cancelled(_) => None,
+            },
+            Self::Request(..) | Self::Order(..) | Self::Event(_) | Self::Inbox(..) | Self::Effect(..) => None,
+        }
+    }
+}
+
+/// A row as it was read, with the revision that a change of it must expect.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Stored {
+    /// The row with its key.
+    pub record: Record,
+    /// Its revision.
+    pub revision: Revision,
+}

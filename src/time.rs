@@ -1,0 +1,66 @@
+//! Time as an input: the core has no clock, and compares only times that its caller gave (F7).
+
+use core::fmt;
+use core::time::Duration;
+
+/// A point in time: milliseconds since the Unix epoch, in UTC.
+///
+/// All times of one store must come from one clock, or from clocks kept together: they are compared with each other.
+/// The clock may step back; what then happens is that something becomes due later than it would have.
+///
+/// ```
+/// use core::time::Duration;
+/// use twobox::Millis;
+///
+/// let now = Millis::new(1_000);
+/// assert_eq!(now + Duration::from_secs(2), Millis::new(3_000));
+/// assert_eq!(now.since(Millis::new(5_000)), Duration::ZERO);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Millis(u64);
+
+impl Millis {
+    /// The latest time there is; a sum that would go beyond stays here.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// The time so many milliseconds after the Unix epoch.
+    #[must_use]
+    pub const fn new(millis: u64) -> Self {
+        Self(millis)
+    }
+
+    /// Milliseconds since the Unix epoch.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// How long ago `earlier` was; zero if it is not earlier.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The time so long before this one; the epoch if that lies before it.
+    #[must_use]
+    pub fn before(self, span: Duration) -> Self {
+        Self(self.0.saturating_sub(whole_millis(span)))
+    }
+}
+
+impl core::ops::Add<Duration> for Millis {
+    type Output = Self;
+    fn add(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(whole_millis(span)))
+    }
+}
+
+fn whole_millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,193 @@
+//! Commit an order with its events: both or neither (P2), once for each request (P1), in order for each key (P4).
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use super::register::{ParametersDiffer, Request};
+use crate::boundary::{Batch, Decision, Query, Rows, Transition};
+use crate::event::{Body, Draft, Event};
+use crate::ids::{EventId, Invalid, OrderId, OrderingKey, RequestKey};
+use crate::table::{DeliveryState, Key, LaneRow, OrderRow, OutboxRow, Placed, Record, RequestRow, Revision};
+use crate::time::Millis;
+
+/// Commits the order that a request creates, with one to 256 events.
+///
+/// | the request is      | its parameters are | order id and event ids are | what is written                                 | outcome |
+/// |---------------------|--------------------|----------------------------|-------------------------------------------------|---------|
+/// | free                |                    | free                       | request, order, events, outbox, lanes           | [`Committed`], not repeated |
+/// | bound, no order yet | the same           | free                       | the same; the request's row is changed          | [`Committed`], not repeated |
+/// | bound, order placed | the same           | (not looked at)            | nothing                                         | [`Committed`], repeated: the first outcome |
+/// | bound               | others             | (not looked at)            | nothing                                         | refused, [`CommitRefused::ParametersDiffer`] |
+/// | free, or no order yet | the same         | the order's is taken       | nothing                                         | refused, [`CommitRefused::OrderIdTaken`] |
+/// | free, or no order yet | the same         | an event's is taken        | nothing                                         | refused, [`CommitRefused::EventIdTaken`] |
+///
+/// The request may have been registered before, in a commit of its own or in this transaction, or not at all.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CommitOrder<'a> {
+    request: &'a Request,
+    order: OrderId,
+    body: Body,
+    events: Vec<Draft>,
+    ids: Vec<EventId>,
+}
+
+impl<'a> CommitOrder<'a> {
+    /// The largest number of events of one order.
+    pub const MAX_EVENTS: usize = 256;
+
+    /// The order that `request` creates, with its events in the order in which they are to be published.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if there is no event, there are more than [`CommitOrder::MAX_EVENTS`], or two have the same id.
+    pub fn new(
+        request: &'a Request,
+        order: OrderId,
+        body: Body,
+        events: impl IntoIterator<Item = Draft>,
+    ) -> Result<Self, Invalid> {
+        let events: Vec<Draft> = events.into_iter().collect();
+        if events.is_empty() || events.len() > Self::MAX_EVENTS {
+            let (max, value) = (Self::MAX_EVENTS as u64, events.len() as u64);
+            return Err(Invalid::OutOfRange { field: "the number of events of an order", min: 1, max, value });
+        }
+        let ids: Vec<EventId> = (1..)
+            .zip(&events)
+            .map(|(n, draft)| match &draft.id {
+                Some(id) => Ok(id.clone()),
+                None => EventId::new(format!("{order}/{n}")),
+            })
+            .collect::<Result<_, _>>()?;
+        let mut sorted: Vec<&EventId> = ids.iter().collect();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Invalid::Twice { field: "event id", value: pair[0].as_str().into() });
+        }
+        Ok(Self { request, order, body, events, ids })
+    }
+
+    fn lane_of(&self, draft: &Draft) -> OrderingKey {
+        // An order id that is a key of its own is as long as a key may be: both limits are the same.
+        draft.ordering_key.clone().unwrap_or_else(|| OrderingKey::of_order(&self.order))
+    }
+}
+
+/// What came of a commit: the order and its events. It is the same for every retry.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[must_use]
+pub struct Committed {
+    /// The first outcome of the request.
+    pub placed: Placed,
+    /// Whether the order was there already, and nothing was written.
+    pub repeated: bool,
+}
+
+/// Why an order was not committed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CommitRefused {
+    /// The request is bound to other parameters.
+    #[error(transparent)]
+    ParametersDiffer(#[from] ParametersDiffer),
+    /// Another request has an order of this name.
+    #[error("order id {order:?} belongs to request {owner}; take an id that only this request can have")]
+    OrderIdTaken {
+        /// The id.
+        order: OrderId,
+        /// The request that has it.
+        owner: RequestKey,
+    },
+    /// Another order has an event of this name.
+    #[error("event id {event:?} belongs to order {owner}; leave the id out, or make one of the order id")]
+    EventIdTaken {
+        /// The id.
+        event: EventId,
+        /// The order that has it.
+        owner: OrderId,
+    },
+}
+
+impl Transition for CommitOrder<'_> {
+    type Outcome = Committed;
+    type Refusal = CommitRefused;
+
+    fn query(&self, _now: Millis) -> Query {
+        let own = [Key::Request(self.request.key.clone()), Key::Order(self.order.clone())];
+        let events = self.ids.iter().cloned().map(Key::Event);
+        let lanes = self.events.iter().map(|draft| Key::Lane(self.lane_of(draft)));
+        Query::rows(own.into_iter().chain(events).chain(lanes))
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Committed>, CommitRefused> {
+        let bound = rows.request();
+        if let Some((row, _)) = bound {
+            self.request.check(row)?;
+            if let Some(placed) = &row.placed {
+                return Ok(Decision::nothing(Committed { placed: placed.clone(), repeated: true }));
+            }
+        }
+        if let Some((row, _)) = rows.order() {
+            return Err(CommitRefused::OrderIdTaken { order: self.order.clone(), owner: row.request.clone() });
+        }
+        if let Some((event, _)) = rows.event() {
+            return Err(CommitRefused::EventIdTaken { event: event.id.clone(), owner: event.order.clone() });
+        }
+
+        let mut batch = Batch::new();
+        let placed = Placed { order: self.order.clone(), events: self.ids.clone() };
+        match bound {
+            None => batch.insert(Record::Request(
+                self.request.key.clone(),
+                RequestRow { fingerprint: self.request.fingerprint.clone(), registered_at: now, placed: Some(placed.clone()) },
+            )),
+            Some((row, revision)) => batch.update(
+                revision,
+                Record::Request(self.request.key.clone(), RequestRow { placed: Some(placed.clone()), ..row.clone() }),
+            ),
+        }
+        let order = OrderRow { request: self.request.key.clone(), committed_at: now, body: self.body.clone() };
+        batch.insert(Record::Order(self.order.clone(), order));
+
+        let mut lanes: BTreeMap<OrderingKey, (LaneRow, Option<Revision>)> = BTreeMap::new();
+        for (draft, id) in self.events.iter().zip(&self.ids) {
+            let key = self.lane_of(draft);
+            let (lane, _) = lanes.entry(key.clone()).or_insert_with(|| match rows.lane(&key) {
+                Some((row, revision)) => (row.clone(), Some(revision)),
+                None => (LaneRow::empty(), None),
+            });
+            let due = draft.not_before.unwrap_or(now);
+            let sequence = lane.append(due);
+            let row = OutboxRow {
+                lane: key.clone(),
+                sequence,
+                event_type: draft.event_type.clone(),
+                committed_at: now,
+                due,
+                starts: 0,
+                failures: 0,
+                state: DeliveryState::Pending,
+                reason: None,
+            };
+            batch.insert(Record::Outbox(id.clone(), row));
+            batch.insert(Record::Event(Event {
+                id: id.clone(),
+                order: self.order.clone(),
+                event_type: draft.event_type.clone(),
+                schema_version: draft.schema_version,
+                ordering_key: key,
+                time: now,
+                headers: draft.headers.clone(),
+                body: draft.body.clone(),
+            }));
+        }
+        for (key, (lane, revision)) in lanes {
+            match revision {
+                None => batch.insert(Record::Lane(key, lane)),
+                Some(revision) => batch.update(revision, Record::Lane(key, lane)),
+            }
+        }
+        Ok(Decision::new(batch, Committed { placed, repeated: false }))
+    }
+}

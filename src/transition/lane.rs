@@ -1,0 +1,90 @@
+//! What the rules have in common about a lane: one holder at a time (P6), the first pending event first (P4).
+
+use thiserror::Error;
+
+use crate::ids::{EventId, OrderingKey, Owner};
+use crate::table::{LaneRow, Lease};
+use crate::time::Millis;
+
+/// A lease as its holder knows it: the lane, and the fencing token that the claim gave (P6).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseRef {
+    /// The lane.
+    pub lane: OrderingKey,
+    /// The token, different for each lease of the lane.
+    pub token: u64,
+}
+
+/// A lease that is not current: what was done under it changed nothing (P6, F3).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
+#[error("the lease {} of lane {:?} is not current: {why}", lease.token, lease.lane)]
+pub struct StaleLease {
+    /// The lease that was given.
+    pub lease: LeaseRef,
+    /// Why it does not count.
+    pub why: Stale,
+}
+
+/// Why a lease does not count.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
+pub enum Stale {
+    /// It ran out, and another claim has taken the lane since.
+    #[error("{owner} has taken the lane since, with token {token}")]
+    TakenOver {
+        /// Who holds the lane now.
+        owner: Owner,
+        /// The token of that lease.
+        token: u64,
+    },
+    /// It was settled or released already.
+    #[error("it was settled or released already")]
+    Ended,
+    /// There is no such lane.
+    #[error("there is no such lane")]
+    NoLane,
+    /// It does not cover this event, or not as the next one.
+    #[error("event {event} is not the next one that it covers")]
+    NotCovered {
+        /// The event that was given.
+        event: EventId,
+    },
+}
+
+impl LaneRow {
+    /// A lane that has had no events.
+    pub(crate) const fn empty() -> Self {
+        Self { next: 1, confirmed: 0, due: None, starts: 0, token: 0, lease: None, blocked_by: None }
+    }
+
+    /// Puts an event to the end of the lane and gives its sequence.
+    pub(crate) fn append(&mut self, due: Millis) -> u64 {
+        let sequence = self.next;
+        self.next += 1;
+        // With something before it, the lane is due when that is; a blocked lane stays so.
+        if self.due.is_none() && self.blocked_by.is_none() {
+            self.due = Some(due);
+        }
+        sequence
+    }
+
+    /// The lease, if it is the current one. A lease that ran out stays current until another claim takes the lane:
+    /// to settle under it does no harm and saves a delivery.
+    pub(crate) fn current(&self, lease: &LeaseRef) -> Result<&Lease, Stale> {
+        match &self.lease {
+            Some(current) if self.token == lease.token => Ok(current),
+            Some(current) => Err(Stale::TakenOver { owner: current.owner.clone(), token: self.token }),
+            None => Err(Stale::Ended),
+        }
+    }
+
+    /// Whether a pending event is being delivered.
+    pub(crate) fn leases(&self, sequence: u64) -> bool {
+        self.lease.as_ref().is_some_and(|lease| sequence <= lease.through)
+    }
+
+    /// Ends a lease: the first pending event is now due at `head_due`, if there is one.
+    pub(crate) fn free(&mut self, head_due: Option<Millis>) {
+        self.lease = None;
+        self.due = if self.blocked_by.is_some() { None } else { head_due };
+    }
+}

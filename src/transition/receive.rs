@@ -1,0 +1,203 @@
+//! Receive an event: apply its effect once for each (consumer, event id), in one commit with the inbox row (P5, F6, F8).
+
+use thiserror::Error;
+
+use crate::boundary::{Batch, Decision, Query, Rows, Transition};
+use crate::event::{Body, Event};
+use crate::fingerprint::Digest;
+use crate::ids::{Consumer, EventId, Reason};
+use crate::table::{InboxRow, InboxState, Key, Record, Revision};
+use crate::time::Millis;
+
+/// Which event at which consumer, with the content that arrived.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Arrival {
+    consumer: Consumer,
+    event: EventId,
+    content: Digest,
+}
+
+impl Arrival {
+    fn new(consumer: Consumer, event: &Event) -> Self {
+        Self { consumer, event: event.id.clone(), content: event.content_digest() }
+    }
+
+    fn query(&self) -> Query {
+        Query::rows([Key::Inbox(self.consumer.clone(), self.event.clone())])
+    }
+
+    /// The row that is there, if its content is what arrived.
+    fn check<'a>(&self, rows: &'a Rows) -> Result<Option<(&'a InboxRow, Revision)>, ContentDiffers> {
+        match rows.inbox() {
+            Some((row, _)) if row.content != self.content => Err(ContentDiffers {
+                consumer: self.consumer.clone(),
+                event: self.event.clone(),
+                received: row.content,
+                given: self.content,
+            }),
+            found => Ok(found),
+        }
+    }
+
+    fn write(&self, batch: &mut Batch, there: Option<Revision>, row: InboxRow) {
+        let record = Record::Inbox(self.consumer.clone(), self.event.clone(), row);
+        match there {
+            None => batch.insert(record),
+            Some(revision) => batch.update(revision, record),
+        }
+    }
+}
+
+/// An event came again under the same id with other content (P5). It is refused, not skipped: one of the two is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "event {event} has other content than the one that consumer {consumer} received under this id \
+     (content {received:.8}, now {given:.8}); an event id must never be used twice"
+)]
+pub struct ContentDiffers {
+    /// Who received it.
+    pub consumer: Consumer,
+    /// The id.
+    pub event: EventId,
+    /// The content that was received first.
+    pub received: Digest,
+    /// The content that came now.
+    pub given: Digest,
+}
+
+/// Marks an event as applied by a consumer, in the transaction that holds its effect.
+///
+/// | inbox row          | its content is | what is written            | outcome |
+/// |--------------------|----------------|----------------------------|---------|
+/// | none               |                | inbox row, and the effect if given | [`Received::Applied`] |
+/// | failing            | the same       | inbox row, and the effect if given | [`Received::Applied`] |
+/// | applied            | the same       | nothing                    | [`Received::Duplicate`] |
+/// | poisoned           | the same       | nothing                    | [`Received::Poisoned`] |
+/// | any                | other          | nothing                    | refused, [`ContentDiffers`] |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Receive {
+    arrival: Arrival,
+    effect: Option<Body>,
+}
+
+impl Receive {
+    /// `consumer` receives `event`. Whatever it does about it goes into the same transaction.
+    #[must_use]
+    pub fn new(consumer: Consumer, event: &Event) -> Self {
+        Self { arrival: Arrival::new(consumer, event), effect: None }
+    }
+
+    /// With an effect to be recorded in the table of effects.
+    #[must_use]
+    pub fn effect(mut self, body: Body) -> Self {
+        self.effect = Some(body);
+        self
+    }
+}
+
+/// What became of an event that arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[must_use]
+pub enum Received {
+    /// It came for the first time: its effect belongs into this transaction.
+    Applied,
+    /// It was applied before: there is nothing to do but to confirm it.
+    Duplicate,
+    /// It was set aside after too many failures: there is nothing to do until an operator decides.
+    Poisoned,
+}
+
+impl Transition for Receive {
+    type Outcome = Received;
+    type Refusal = ContentDiffers;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.arrival.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Received>, ContentDiffers> {
+        let found = self.arrival.check(rows)?;
+        let failures = match found {
+            None => 0,
+            Some((row, _)) => match row.state {
+                InboxState::Applied => return Ok(Decision::nothing(Received::Duplicate)),
+                InboxState::Poisoned => return Ok(Decision::nothing(Received::Poisoned)),
+                InboxState::Failing => row.failures,
+            },
+        };
+        let mut batch = Batch::new();
+        let row = InboxRow { content: self.arrival.content, at: now, state: InboxState::Applied, failures, reason: None };
+        self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
+        if let Some(effect) = &self.effect {
+            let (consumer, event) = (self.arrival.consumer.clone(), self.arrival.event.clone());
+            batch.insert(Record::Effect(consumer, event, effect.clone()));
+        }
+        Ok(Decision::new(batch, Received::Applied))
+    }
+}
+
+/// Counts that a consumer failed on an event, after the transaction with its effect was rolled back.
+///
+/// | inbox row | failures with this one  | what is written | outcome |
+/// |-----------|-------------------------|-----------------|---------|
+/// | none, or failing | fewer than the limit | failing, with the reason | [`FailureCounted::ComesAgain`] |
+/// | none, or failing | the limit        | poisoned, with the reason | [`FailureCounted::Poisoned`] |
+/// | applied   |                         | nothing         | [`FailureCounted::AppliedAlready`] |
+/// | poisoned  |                         | nothing         | [`FailureCounted::Poisoned`] |
+/// | any, with other content |           | nothing         | refused, [`ContentDiffers`] |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CountFailure {
+    arrival: Arrival,
+    reason: Reason,
+    limit: u32,
+}
+
+impl CountFailure {
+    /// `consumer` failed on `event`; at the `limit`-th failure the event is set aside.
+    #[must_use]
+    pub fn new(consumer: Consumer, event: &Event, reason: Reason, limit: u32) -> Self {
+        Self { arrival: Arrival::new(consumer, event), reason, limit }
+    }
+}
+
+/// What a failure came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[must_use]
+pub enum FailureCounted {
+    /// When the event comes again, it is tried again.
+    ComesAgain,
+    /// The event is set aside for an operator, and the broker need not bring it again.
+    Poisoned,
+    /// Somebody else has applied it in the meantime.
+    AppliedAlready,
+}
+
+impl Transition for CountFailure {
+    type Outcome = FailureCounted;
+    type Refusal = ContentDiffers;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.arrival.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<FailureCounted>, ContentDiffers> {
+        let found = self.arrival.check(rows)?;
+        let failures = match found {
+            None => 1,
+            Some((row, _)) => match row.state {
+                InboxState::Applied => return Ok(Decision::nothing(FailureCounted::AppliedAlready)),
+                InboxState::Poisoned => return Ok(Decision::nothing(FailureCounted::Poisoned)),
+                InboxState::Failing => row.failures + 1,
+            },
+        };
+        let (state, outcome) = if failures < self.limit {
+            (InboxState::Failing, FailureCounted::ComesAgain)
+        } else {
+            (InboxState::Poisoned, FailureCounted::Poisoned)
+        };
+        let mut batch = Batch::new();
+        let row = InboxRow { content: self.arrival.content, at: now, state, failures, reason: Some(self.reason.clone()) };
+        self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
+        Ok(Decision::new(batch, outcome))
+    }
+}

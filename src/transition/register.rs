@@ -1,0 +1,117 @@
+//! Register a request: bind its key to its parameters, before anything else happens (P1, F21, F24).
+
+use thiserror::Error;
+
+use crate::boundary::{Batch, Decision, Query, Rows, Transition};
+use crate::fingerprint::Fingerprint;
+use crate::ids::{Invalid, RequestKey};
+use crate::table::{Key, Placed, Record, RequestRow};
+use crate::time::Millis;
+
+/// A request: the caller's key for one intention, and the parameters that it is bound to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Request {
+    /// The key.
+    pub key: RequestKey,
+    /// The parameters.
+    pub fingerprint: Fingerprint,
+}
+
+impl Request {
+    /// A request of `scope` with its id and parameters.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the scope or the id is refused.
+    ///
+    /// ```
+    /// use twobox::{Fingerprint, Request};
+    ///
+    /// let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook"), ("quantity", "2")]))?;
+    /// # Ok::<(), twobox::Invalid>(())
+    /// ```
+    pub fn new(scope: impl AsRef<str>, id: impl AsRef<str>, fingerprint: Fingerprint) -> Result<Self, Invalid> {
+        Ok(Self { key: RequestKey::new(scope, id)?, fingerprint })
+    }
+
+    /// The refusal, if the key is bound to other parameters.
+    pub(crate) fn check(&self, bound: &RequestRow) -> Result<(), ParametersDiffer> {
+        if bound.fingerprint == self.fingerprint {
+            return Ok(());
+        }
+        Err(ParametersDiffer { key: self.key.clone(), bound: bound.fingerprint.clone(), given: self.fingerprint.clone() })
+    }
+}
+
+/// The key is bound to other parameters (P1). Retry with the first ones, or take a new id for a new intention.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "request {key} is bound to other parameters: it was registered with [{}], now [{}] was given; \
+     retry with the first ones, or take a new request id", bound.summary(), given.summary()
+)]
+pub struct ParametersDiffer {
+    /// Which key.
+    pub key: RequestKey,
+    /// What it is bound to.
+    pub bound: Fingerprint,
+    /// What was given now.
+    pub given: Fingerprint,
+}
+
+/// Binds a request key to its parameters.
+///
+/// | the key is          | its parameters are | what is written | outcome                     |
+/// |---------------------|--------------------|-----------------|-----------------------------|
+/// | free                |                    | the request     | [`Registered::New`]         |
+/// | bound, no order yet | the same           | nothing         | [`Registered::Open`]        |
+/// | bound, order placed | the same           | nothing         | [`Registered::Placed`]      |
+/// | bound               | others             | nothing         | refused, [`ParametersDiffer`] |
+///
+/// A key never answers "in progress": whoever has the same parameters may go on after any failure (F21).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Register<'a> {
+    request: &'a Request,
+}
+
+impl<'a> Register<'a> {
+    /// Registers this request.
+    #[must_use]
+    pub const fn new(request: &'a Request) -> Self {
+        Self { request }
+    }
+}
+
+/// What a registration found.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[must_use]
+pub enum Registered {
+    /// The key was free and is bound now.
+    New,
+    /// The key was bound to the same parameters; there is no order yet.
+    Open,
+    /// The request has its order already; this is its first outcome.
+    Placed(Placed),
+}
+
+impl Transition for Register<'_> {
+    type Outcome = Registered;
+    type Refusal = ParametersDiffer;
+
+    fn query(&self, _now: Millis) -> Query {
+        Query::rows([Key::Request(self.request.key.clone())])
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Registered>, ParametersDiffer> {
+        let Some((bound, _)) = rows.request() else {
+            let row = RequestRow { fingerprint: self.request.fingerprint.clone(), registered_at: now, placed: None };
+            let mut batch = Batch::new();
+            batch.insert(Record::Request(self.request.key.clone(), row));
+            return Ok(Decision::new(batch, Registered::New));
+        };
+        self.request.check(bound)?;
+        Ok(Decision::nothing(match &bound.placed {
+            None => Registered::Open,
+            Some(placed) => Registered::Placed(placed.clone()),
+        }))
+    }
+}
