@@ -190,7 +190,9 @@ impl Rows {
             | Record::Event(_)
             | Record::Lane(..)
             | Record::Inbox(..)
-            | Record::Effect(..) => None,
+            | Record::Effect(..)
+            | Record::Position(..)
+            | Record::Call(..) => None,
         })
     }
 
@@ -211,7 +213,9 @@ impl Rows {
             | Record::Event(_)
             | Record::Outbox(..)
             | Record::Inbox(..)
-            | Record::Effect(..) => None,
+            | Record::Effect(..)
+            | Record::Position(..)
+            | Record::Call(..) => None,
         });
         starts.map(|(at, key, row, revision)| {
             let rest = &self.0[at + 1..];
@@ -240,7 +244,9 @@ impl<'a> LaneView<'a> {
             | Record::Event(_)
             | Record::Lane(..)
             | Record::Inbox(..)
-            | Record::Effect(..) => None,
+            | Record::Effect(..)
+            | Record::Position(..)
+            | Record::Call(..) => None,
         })
     }
 }

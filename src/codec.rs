@@ -12,10 +12,10 @@ use thiserror::Error;
 
 use crate::event::{Body, Event, Headers};
 use crate::fingerprint::{Digest, Fingerprint};
-use crate::ids::{Consumer, EventId, Invalid, Reason, RequestKey};
+use crate::ids::{Invalid, Reason, RequestKey};
 use crate::table::{
-    DeliveryState, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, Placed, Record, RequestRow,
-    Revision, Stored, Table,
+    CallRow, CallState, DeliveryState, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, Placed,
+    PositionRow, Record, RequestRow, Revision, Stored, Table,
 };
 use crate::time::Millis;
 
@@ -38,7 +38,8 @@ pub fn encode_key(key: &Key, out: &mut Vec<u8>) {
         Key::Order(id) => (id.as_str(), None),
         Key::Event(id) | Key::Outbox(id) => (id.as_str(), None),
         Key::Lane(key) => (key.as_str(), None),
-        Key::Inbox(consumer, id) | Key::Effect(consumer, id) => (consumer.as_str(), Some(id.as_str())),
+        Key::Inbox(consumer, id) | Key::Effect(consumer, id) | Key::Call(consumer, id) => (consumer.as_str(), Some(id.as_str())),
+        Key::Position(consumer, key) => (consumer.as_str(), Some(key.as_str())),
     };
     out.extend_from_slice(first.as_bytes());
     if let Some(second) = second {
@@ -166,6 +167,7 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
                 out.number(lease.through);
             });
             out.option(row.blocked_by.as_ref(), |out, id| out.text(id.as_str()));
+            out.time(row.changed_at);
         }
         Record::Inbox(_, _, row) => {
             out.digest(row.content);
@@ -179,6 +181,21 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
             out.option(row.reason.as_ref(), |out, reason| out.text(reason.as_str()));
         }
         Record::Effect(_, _, body) => out.body(body),
+        Record::Position(_, _, row) => {
+            out.number(row.sequence);
+            out.time(row.at);
+        }
+        Record::Call(_, _, row) => {
+            out.number(match row.state {
+                CallState::Intended => 0,
+                CallState::Started => 1,
+                CallState::Done => 2,
+                CallState::Unknown => 3,
+            });
+            out.time(row.at);
+            out.number(row.starts.into());
+            out.option(row.note.as_ref(), |out, note| out.text(note.as_str()));
+        }
     }
 }
 
@@ -193,7 +210,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
     let record = match table {
         Table::Requests => {
             let (scope, id) = pair(table, key)?;
-            let key = RequestKey::new(scope, id).map_err(|invalid| value.damaged(invalid))?;
+            let key = RequestKey { scope, id };
             let digest = value.digest()?;
             let fingerprint = Fingerprint::from_stored(digest, value.text()?);
             let registered_at = value.time()?;
@@ -206,8 +223,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
         }
         Table::Orders => {
             let id = name(table, key)?;
-            let scope = value.text()?;
-            let request = RequestKey::new(scope, value.text()?).map_err(|invalid| value.damaged(invalid))?;
+            let request = RequestKey { scope: value.name()?, id: value.name()? };
             Record::Order(id, OrderRow { request, committed_at: value.time()?, body: value.body()? })
         }
         Table::Events => Record::Event(Event {
@@ -256,12 +272,11 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
                 lease: value
                     .option(|value| Ok(Lease { owner: value.name()?, until: value.time()?, through: value.number()? }))?,
                 blocked_by: value.option(|value| value.name())?,
+                changed_at: value.time()?,
             },
         ),
         Table::Inbox => {
             let (consumer, id) = pair(table, key)?;
-            let consumer = Consumer::new(consumer).map_err(|invalid| value.damaged(invalid))?;
-            let id = EventId::new(id).map_err(|invalid| value.damaged(invalid))?;
             let row = InboxRow {
                 content: value.digest()?,
                 at: value.time()?,
@@ -278,9 +293,23 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
         }
         Table::Effects => {
             let (consumer, id) = pair(table, key)?;
-            let consumer = Consumer::new(consumer).map_err(|invalid| value.damaged(invalid))?;
-            let id = EventId::new(id).map_err(|invalid| value.damaged(invalid))?;
             Record::Effect(consumer, id, value.body()?)
+        }
+        Table::Positions => {
+            let (consumer, ordering_key) = pair(table, key)?;
+            Record::Position(consumer, ordering_key, PositionRow { sequence: value.number()?, at: value.time()? })
+        }
+        Table::Calls => {
+            let (consumer, id) = pair(table, key)?;
+            let state = match value.number()? {
+                0 => CallState::Intended,
+                1 => CallState::Started,
+                2 => CallState::Done,
+                3 => CallState::Unknown,
+                other => return Err(value.damaged(alloc::format!("no call state has the number {other}"))),
+            };
+            let row = CallRow { state, at: value.time()?, starts: value.small()?, note: value.option(Parser::reason)? };
+            Record::Call(consumer, id, row)
         }
     };
     if value.rest.is_empty() {
@@ -290,10 +319,15 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
     }
 }
 
-fn pair(table: Table, key: &[u8]) -> Result<(&str, &str), Damaged> {
-    let damaged = |what: &dyn ToString| Damaged { table, what: what.to_string() };
-    let key = core::str::from_utf8(key).map_err(|error| damaged(&error))?;
-    key.split_once('\0').ok_or_else(|| damaged(&"no separator in its key"))
+/// Two names with a separator between them.
+fn pair<'a, A, B>(table: Table, key: &'a [u8]) -> Result<(A, B), Damaged>
+where
+    A: TryFrom<&'a str, Error = Invalid>,
+    B: TryFrom<&'a str, Error = Invalid>,
+{
+    let end = key.iter().position(|byte| *byte == SEPARATOR);
+    let end = end.ok_or_else(|| Damaged { table, what: "no separator in its key".to_string() })?;
+    Ok((name(table, &key[..end])?, name(table, &key[end + 1..])?))
 }
 
 struct Writer<'a>(&'a mut Vec<u8>);

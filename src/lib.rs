@@ -28,8 +28,8 @@ pub use policy::{DeliveryPolicy, WhenDead};
 pub use render::Dump;
 pub use store::{Applied, Load, Reader, RunError, Store, Tables, Transaction, Writing};
 pub use table::{
-    DeliveryState, FORMAT_VERSION, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, Placed, Record,
-    RequestRow, Revision, Stored, Table,
+    CallRow, CallState, DeliveryState, FORMAT_VERSION, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow,
+    OutboxRow, Placed, PositionRow, Record, RequestRow, Revision, Stored, Table,
 };
 pub use time::Millis;
 pub use transition::claim::{Claim, Claimed, Delivery, Run};

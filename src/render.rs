@@ -228,6 +228,20 @@ fn cells(record: &Record) -> Vec<Cell> {
             lasting("content type", body.content_type()),
             lasting("body", shown_body(body)),
         ],
+        Record::Position(consumer, key, row) => alloc::vec![
+            lasting("consumer", consumer),
+            lasting("ordering key", key),
+            lasting("sequence", row.sequence),
+            passing("at", row.at),
+        ],
+        Record::Call(consumer, id, row) => alloc::vec![
+            lasting("consumer", consumer),
+            lasting("event", id),
+            lasting("state", row.state.name()),
+            passing("starts", row.starts),
+            passing("at", row.at),
+            passing("note", or_dash(row.note.as_ref())),
+        ],
     }
 }
 

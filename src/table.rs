@@ -1,7 +1,7 @@
 //! The tables: what is in a store, as types. Every adapter keeps these and nothing else of ours.
 //!
-//! The sender's side has requests, orders, events, outbox and lanes, the receiver's side inbox and effects; one store may
-//! hold both. `events` holds envelopes and payloads, which are written once; what changes while an event is
+//! The sender's side has requests, orders, events, outbox and lanes, the receiver's side inbox, effects, positions and calls; one
+//! store may hold both. `events` holds envelopes and payloads, which are written once; what changes while an event is
 //! delivered is a small row in `outbox` and the row of its lane.
 
 use alloc::vec::Vec;
@@ -33,12 +33,25 @@ pub enum Table {
     Inbox,
     /// What each consumer has recorded as the effect of an event (P5).
     Effects,
+    /// How far each consumer that asks for order has come in each ordering key.
+    Positions,
+    /// Effects outside of the transaction, such as a payment, and what is known of them (P9).
+    Calls,
 }
 
 impl Table {
     /// All of them, in their order.
-    pub const ALL: [Self; 7] =
-        [Self::Requests, Self::Orders, Self::Events, Self::Outbox, Self::Lanes, Self::Inbox, Self::Effects];
+    pub const ALL: [Self; 9] = [
+        Self::Requests,
+        Self::Orders,
+        Self::Events,
+        Self::Outbox,
+        Self::Lanes,
+        Self::Inbox,
+        Self::Effects,
+        Self::Positions,
+        Self::Calls,
+    ];
 
     /// The name, as it is shown.
     #[must_use]
@@ -51,6 +64,8 @@ impl Table {
             Self::Lanes => "lanes",
             Self::Inbox => "inbox",
             Self::Effects => "effects",
+            Self::Positions => "positions",
+            Self::Calls => "calls",
         }
     }
 }
@@ -78,6 +93,10 @@ pub enum Key {
     Inbox(Consumer, EventId),
     /// A row of [`Table::Effects`].
     Effect(Consumer, EventId),
+    /// A row of [`Table::Positions`].
+    Position(Consumer, OrderingKey),
+    /// A row of [`Table::Calls`].
+    Call(Consumer, EventId),
 }
 
 impl Key {
@@ -92,6 +111,8 @@ impl Key {
             Self::Lane(_) => Table::Lanes,
             Self::Inbox(..) => Table::Inbox,
             Self::Effect(..) => Table::Effects,
+            Self::Position(..) => Table::Positions,
+            Self::Call(..) => Table::Calls,
         }
     }
 }
@@ -104,7 +125,8 @@ impl fmt::Display for Key {
             Self::Order(id) => id.fmt(f),
             Self::Event(id) | Self::Outbox(id) => id.fmt(f),
             Self::Lane(key) => key.fmt(f),
-            Self::Inbox(consumer, id) | Self::Effect(consumer, id) => write!(f, "{consumer}/{id}"),
+            Self::Inbox(consumer, id) | Self::Effect(consumer, id) | Self::Call(consumer, id) => write!(f, "{consumer}/{id}"),
+            Self::Position(consumer, key) => write!(f, "{consumer}/{key}"),
         }
     }
 }
@@ -247,6 +269,8 @@ pub struct LaneRow {
     pub lease: Option<Lease>,
     /// The dead event that the lane waits for, if the rule is to wait.
     pub blocked_by: Option<EventId>,
+    /// When an event was last put to it or settled in it.
+    pub changed_at: Millis,
 }
 
 /// The right to deliver the first events of a lane, for a time.
@@ -298,6 +322,54 @@ impl InboxState {
     }
 }
 
+/// How far a consumer has come in an ordering key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PositionRow {
+    /// The sequence of the last event that was applied in order.
+    pub sequence: u64,
+    /// When.
+    pub at: Millis,
+}
+
+/// An effect outside of the transaction, and what is known of it (P9).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CallRow {
+    /// What is known.
+    pub state: CallState,
+    /// Since when.
+    pub at: Millis,
+    /// How often it was started.
+    pub starts: u32,
+    /// What there is to say about it: the answer, or why it is unknown.
+    pub note: Option<Reason>,
+}
+
+/// What is known of an effect outside of the transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CallState {
+    /// It is to be made, and was not started.
+    Intended,
+    /// It was started, and there is no answer yet. After a crash nobody knows whether it happened.
+    Started,
+    /// It happened.
+    Done,
+    /// It was started, and nobody knows whether it happened.
+    Unknown,
+}
+
+impl CallState {
+    /// The name, as it is shown.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Intended => "intended",
+            Self::Started => "started",
+            Self::Done => "done",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// One row with its key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Record {
@@ -315,6 +387,10 @@ pub enum Record {
     Inbox(Consumer, EventId, InboxRow),
     /// A row of [`Table::Effects`].
     Effect(Consumer, EventId, Body),
+    /// A row of [`Table::Positions`].
+    Position(Consumer, OrderingKey, PositionRow),
+    /// A row of [`Table::Calls`].
+    Call(Consumer, EventId, CallRow),
 }
 
 impl Record {
@@ -329,6 +405,8 @@ impl Record {
             Self::Lane(key, _) => Key::Lane(key.clone()),
             Self::Inbox(consumer, id, _) => Key::Inbox(consumer.clone(), id.clone()),
             Self::Effect(consumer, id, _) => Key::Effect(consumer.clone(), id.clone()),
+            Self::Position(consumer, key, _) => Key::Position(consumer.clone(), key.clone()),
+            Self::Call(consumer, id, _) => Key::Call(consumer.clone(), id.clone()),
         }
     }
 
@@ -343,6 +421,8 @@ impl Record {
             Self::Lane(..) => Table::Lanes,
             Self::Inbox(..) => Table::Inbox,
             Self::Effect(..) => Table::Effects,
+            Self::Position(..) => Table::Positions,
+            Self::Call(..) => Table::Calls,
         }
     }
 }
@@ -370,7 +450,13 @@ impl Record {
                 DeliveryState::Dead(_) => Some(IndexEntry::Dead(id.clone())),
                 DeliveryState::Confirmed(_) | DeliveryState::Discarded(_) | DeliveryState::Cancelled(_) => None,
             },
-            Self::Request(..) | Self::Order(..) | Self::Event(_) | Self::Inbox(..) | Self::Effect(..) => None,
+            Self::Request(..)
+            | Self::Order(..)
+            | Self::Event(_)
+            | Self::Inbox(..)
+            | Self::Effect(..)
+            | Self::Position(..)
+            | Self::Call(..) => None,
         }
     }
 }

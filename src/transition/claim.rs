@@ -133,11 +133,11 @@ impl Claim<'_> {
                 if self.policy.when_dead == WhenDead::Block {
                     row.blocked_by = Some(id.clone());
                 }
-                row.free(pending.next().map(|(_, next, _)| next.due));
+                row.free(now, pending.next().map(|(_, next, _)| next.due));
                 0
             }
             Some((_, head, _)) if head.due > now => {
-                row.free(Some(head.due));
+                row.free(now, Some(head.due));
                 0
             }
             Some(_) => {
@@ -160,7 +160,7 @@ impl Claim<'_> {
                 events
             }
             None => {
-                row.free(None);
+                row.free(now, None);
                 0
             }
         };

@@ -155,10 +155,10 @@ impl Transition for CommitOrder<'_> {
             let key = self.lane_of(draft);
             let (lane, _) = lanes.entry(key.clone()).or_insert_with(|| match rows.lane(&key) {
                 Some((row, revision)) => (row.clone(), Some(revision)),
-                None => (LaneRow::empty(), None),
+                None => (LaneRow::empty(now), None),
             });
             let due = draft.not_before.unwrap_or(now);
-            let sequence = lane.append(due);
+            let sequence = lane.append(now, due);
             let row = OutboxRow {
                 lane: key.clone(),
                 sequence,

@@ -51,15 +51,17 @@ pub enum Stale {
 }
 
 impl LaneRow {
-    /// A lane that has had no events.
-    pub(crate) const fn empty() -> Self {
-        Self { next: 1, confirmed: 0, due: None, starts: 0, token: 0, lease: None, blocked_by: None }
+    /// A lane that has had no events. Its tokens begin with the time, so that those of a lane that was purged do not come again.
+    pub(crate) const fn empty(now: Millis) -> Self {
+        let token = now.get();
+        Self { next: 1, confirmed: 0, due: None, starts: 0, token, lease: None, blocked_by: None, changed_at: now }
     }
 
     /// Puts an event to the end of the lane and gives its sequence.
-    pub(crate) fn append(&mut self, due: Millis) -> u64 {
+    pub(crate) fn append(&mut self, now: Millis, due: Millis) -> u64 {
         let sequence = self.next;
         self.next += 1;
+        self.changed_at = now;
         // With something before it, the lane is due when that is; a blocked lane stays so.
         if self.due.is_none() && self.blocked_by.is_none() {
             self.due = Some(due);
@@ -83,8 +85,9 @@ impl LaneRow {
     }
 
     /// Ends a lease: the first pending event is now due at `head_due`, if there is one.
-    pub(crate) fn free(&mut self, head_due: Option<Millis>) {
+    pub(crate) fn free(&mut self, now: Millis, head_due: Option<Millis>) {
         self.lease = None;
+        self.changed_at = now;
         self.due = if self.blocked_by.is_some() { None } else { head_due };
     }
 }

@@ -201,7 +201,7 @@ impl Settle<'_> {
                 head_due
             }
         };
-        row.free(head_due);
+        row.free(now, head_due);
         batch.update(lane.revision, Record::Lane(lane.key.clone(), row));
     }
 }
