@@ -84,6 +84,14 @@ pub enum Query {
         /// How many pending outbox rows at most for each lane.
         run: usize,
     },
+    /// Pending events, to walk through them. Answer: the outbox rows of pending events in the order of (lane, sequence), after this
+    /// place, at most `limit`; before the first row of each lane stands the row of the lane.
+    Pending {
+        /// Only places after this one.
+        after: Option<(OrderingKey, u64)>,
+        /// How many outbox rows at most.
+        limit: usize,
+    },
     /// Dead events. Answer: the outbox rows of dead events, in the order of their ids, after this id, at most `limit`.
     Dead {
         /// Only ids after this one.
@@ -236,7 +244,7 @@ pub(crate) struct LaneView<'a> {
 
 impl<'a> LaneView<'a> {
     /// Its first pending events, in order.
-    pub(crate) fn pending(self) -> impl Iterator<Item = (&'a EventId, &'a OutboxRow, Revision)> {
+    pub(crate) fn pending(self) -> impl Iterator<Item = (&'a EventId, &'a OutboxRow, Revision)> + Clone {
         self.pending.iter().filter_map(|stored| match &stored.record {
             Record::Outbox(id, row) => Some((id, row, stored.revision)),
             Record::Request(..)

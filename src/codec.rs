@@ -117,6 +117,7 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
                 out.text(placed.order.as_str());
                 out.number(placed.events.len() as u64);
                 placed.events.iter().for_each(|id| out.text(id.as_str()));
+                out.time(placed.at);
             });
         }
         Record::Order(_, row) => {
@@ -179,6 +180,7 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
             });
             out.number(row.failures.into());
             out.option(row.reason.as_ref(), |out, reason| out.text(reason.as_str()));
+            out.number(row.effect.into());
         }
         Record::Effect(_, _, body) => out.body(body),
         Record::Position(_, _, row) => {
@@ -216,8 +218,8 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             let registered_at = value.time()?;
             let placed = value.option(|value| {
                 let order = value.name()?;
-                let events = value.list(crate::CommitOrder::MAX_EVENTS, |value| value.name())?;
-                Ok(Placed { order, events })
+                let events = value.list(crate::CommitOrder::MAX_EVENTS, Parser::name)?;
+                Ok(Placed { order, events, at: value.time()? })
             })?;
             Record::Request(key, RequestRow { fingerprint, registered_at, placed })
         }
@@ -271,7 +273,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
                 token: value.number()?,
                 lease: value
                     .option(|value| Ok(Lease { owner: value.name()?, until: value.time()?, through: value.number()? }))?,
-                blocked_by: value.option(|value| value.name())?,
+                blocked_by: value.option(Parser::name)?,
                 changed_at: value.time()?,
             },
         ),
@@ -288,6 +290,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
                 },
                 failures: value.small()?,
                 reason: value.option(Parser::reason)?,
+                effect: value.option(|_| Ok(()))?.is_some(),
             };
             Record::Inbox(consumer, id, row)
         }

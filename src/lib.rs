@@ -12,6 +12,7 @@ mod ids;
 mod json;
 mod policy;
 mod render;
+mod retention;
 pub mod store;
 mod table;
 mod time;
@@ -26,6 +27,7 @@ pub use ids::{
 };
 pub use policy::{DeliveryPolicy, WhenDead};
 pub use render::Dump;
+pub use retention::Retention;
 pub use store::{Applied, Load, Reader, RunError, Store, Tables, Transaction, Writing};
 pub use table::{
     CallRow, CallState, DeliveryState, FORMAT_VERSION, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow,
@@ -35,6 +37,8 @@ pub use time::Millis;
 pub use transition::claim::{Claim, Claimed, Delivery, Run};
 pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};
 pub use transition::lane::{LeaseRef, Stale, StaleLease};
+pub use transition::operator::{Cancel, Discard, NotDone, Operated, Redrive};
+pub use transition::purge::{Purge, Purged};
 pub use transition::receive::{ContentDiffers, CountFailure, FailureCounted, Receive, Received};
 pub use transition::register::{ParametersDiffer, Register, Registered, Request};
 pub use transition::settle::{Ending, Renew, Renewed, RunResult, Settle, Settled};

@@ -72,6 +72,12 @@ impl DeliveryPolicy {
         Ok(self)
     }
 
+    /// How long an event may be retried before it is dead, if the broker can be reached: each failure with the longest backoff.
+    #[must_use]
+    pub fn longest_retry(&self) -> Duration {
+        self.backoff_cap.saturating_mul(self.max_starts)
+    }
+
     /// How long an event waits after its n-th failure, n from 1: the base doubled n - 1 times, at most the cap, and of that
     /// between one half and the whole. The jitter follows from the event's id and n alone, so it is the same in every run (F13).
     #[must_use]

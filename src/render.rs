@@ -168,6 +168,7 @@ fn cells(record: &Record) -> Vec<Cell> {
                 ),
             ),
             passing("registered", row.registered_at),
+            passing("placed", or_dash(row.placed.as_ref().map(|placed| placed.at))),
         ],
         Record::Order(id, row) => alloc::vec![
             lasting("order", id),

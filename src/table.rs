@@ -177,6 +177,8 @@ pub struct Placed {
     pub order: OrderId,
     /// Its events, in their order.
     pub events: Vec<EventId>,
+    /// When it was committed.
+    pub at: Millis,
 }
 
 /// An order: whatever its request created.
@@ -297,6 +299,8 @@ pub struct InboxRow {
     pub failures: u32,
     /// Why it failed last.
     pub reason: Option<Reason>,
+    /// Whether a row in [`Table::Effects`] goes with it.
+    pub effect: bool,
 }
 
 /// Whether a consumer is done with an event.

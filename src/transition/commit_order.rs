@@ -136,7 +136,7 @@ impl Transition for CommitOrder<'_> {
         }
 
         let mut batch = Batch::new();
-        let placed = Placed { order: self.order.clone(), events: self.ids.clone() };
+        let placed = Placed { order: self.order.clone(), events: self.ids.clone(), at: now };
         match bound {
             None => batch.insert(Record::Request(
                 self.request.key.clone(),

@@ -3,6 +3,8 @@
 pub mod claim;
 pub mod commit_order;
 pub mod lane;
+pub mod operator;
+pub mod purge;
 pub mod receive;
 pub mod register;
 pub mod settle;

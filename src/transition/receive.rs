@@ -126,7 +126,14 @@ impl Transition for Receive {
             },
         };
         let mut batch = Batch::new();
-        let row = InboxRow { content: self.arrival.content, at: now, state: InboxState::Applied, failures, reason: None };
+        let row = InboxRow {
+            content: self.arrival.content,
+            at: now,
+            state: InboxState::Applied,
+            failures,
+            reason: None,
+            effect: self.effect.is_some(),
+        };
         self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         if let Some(effect) = &self.effect {
             let (consumer, event) = (self.arrival.consumer.clone(), self.arrival.event.clone());
@@ -196,7 +203,14 @@ impl Transition for CountFailure {
             (InboxState::Poisoned, FailureCounted::Poisoned)
         };
         let mut batch = Batch::new();
-        let row = InboxRow { content: self.arrival.content, at: now, state, failures, reason: Some(self.reason.clone()) };
+        let row = InboxRow {
+            content: self.arrival.content,
+            at: now,
+            state,
+            failures,
+            reason: Some(self.reason.clone()),
+            effect: false,
+        };
         self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         Ok(Decision::new(batch, outcome))
     }

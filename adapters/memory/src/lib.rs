@@ -148,6 +148,17 @@ impl Load for State {
                 lanes.dedup();
                 lanes.iter().for_each(|lane| self.push_lane(lane, *run, &mut rows));
             }
+            Query::Pending { after, limit } => {
+                let after = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+                let mut last: Option<&OrderingKey> = None;
+                for ((lane, _), id) in self.pending.range::<(OrderingKey, u64), _>((after, Bound::Unbounded)).take(*limit) {
+                    if last != Some(lane) {
+                        self.push_lane(lane, 0, &mut rows);
+                        last = Some(lane);
+                    }
+                    self.get(&Key::Outbox(id.clone())).into_iter().for_each(|stored| rows.push(stored.clone()));
+                }
+            }
             Query::Dead { after, limit } => {
                 let after = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
                 let dead = self.dead.range::<EventId, _>((after, Bound::Unbounded)).take(*limit);

@@ -1,0 +1,86 @@
+//! How long finished rows are kept. All defaults are here (P7).
+
+use alloc::format;
+use core::time::Duration;
+
+use crate::ids::Invalid;
+use crate::policy::DeliveryPolicy;
+
+/// How long what is finished is kept, each kind with its own age.
+///
+/// ```
+/// use core::time::Duration;
+/// use twobox::{DeliveryPolicy, Retention};
+///
+/// let policy = DeliveryPolicy::default();
+/// let kept = Retention { events: Duration::from_secs(3600), ..Retention::default() }.checked(&policy)?;
+///
+/// // A consumer that forgets before the sender has stopped to redeliver would apply an event twice.
+/// let too_short = Retention { inbox: Duration::from_secs(60), ..Retention::default() };
+/// assert!(too_short.checked(&policy).is_err());
+/// # Ok::<(), twobox::Invalid>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Retention {
+    /// Events that are confirmed, cancelled or discarded, with their payloads, and lanes in which nothing has happened for as long. Default 7 days.
+    pub events: Duration,
+    /// Inbox rows of applied events, with their effects, positions and finished calls: how long a consumer knows a redelivery again. Default 30 days.
+    pub inbox: Duration,
+    /// Request keys whose order is placed: how long a client's retry gets the first outcome. Default 30 days.
+    pub requests: Duration,
+    /// Orders, or `None` to keep them for ever. Default `None`. While an order is there, a retry that comes after its request
+    /// key is gone is refused instead of placing the order again.
+    pub orders: Option<Duration>,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        const DAY: u64 = 24 * 60 * 60;
+        Self {
+            events: Duration::from_secs(7 * DAY),
+            inbox: Duration::from_secs(30 * DAY),
+            requests: Duration::from_secs(30 * DAY),
+            orders: None,
+        }
+    }
+}
+
+impl Retention {
+    /// The shortest retention of events and requests.
+    pub const SHORTEST: Duration = Duration::from_secs(60);
+
+    /// The retention, if it is safe with this delivery policy of the sender.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid::Unsafe`] if the inbox is kept for less than twice the longest time over which an event is retried
+    /// ([`DeliveryPolicy::longest_retry`]), orders for less than request keys, or anything for less than [`Retention::SHORTEST`].
+    pub fn checked(self, policy: &DeliveryPolicy) -> Result<Self, Invalid> {
+        let refuse = |field, reason| Err(Invalid::Unsafe { field, reason });
+        let needed = policy.longest_retry() * 2;
+        if self.inbox < needed {
+            let (given, needed) = (self.inbox.as_secs(), needed.as_secs());
+            let reason = format!(
+                "{given} s is too short: an event may be retried for so long that a consumer must know it for {needed} s; \
+                 keep the inbox for longer, or retry for less"
+            );
+            return refuse("retention of the inbox", reason.into());
+        }
+        for (field, age) in [("retention of events", self.events), ("retention of requests", self.requests)] {
+            if age < Self::SHORTEST {
+                return refuse(field, format!("give at least {} s", Self::SHORTEST.as_secs()).into());
+            }
+        }
+        if self.orders.is_some_and(|orders| orders < self.requests) {
+            return refuse("retention of orders", "an order must be kept for as long as the request that placed it".into());
+        }
+        Ok(self)
+    }
+
+    /// How long after its commit a dead event may be redriven without a consumer having forgotten it (F10): what is redriven at the end
+    /// of it is still known when it is dead again.
+    #[must_use]
+    pub fn redrive_window(&self, policy: &DeliveryPolicy) -> Duration {
+        self.inbox.saturating_sub(policy.longest_retry())
+    }
+}

@@ -1,0 +1,306 @@
+//! What an operator does about events: cancel what is not delivered yet, redrive or discard what is dead (P3, P4).
+//!
+//! All three take events by id, and answer for each of them; what cannot be done to one does not hold up the others.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use thiserror::Error;
+
+use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition};
+use crate::ids::{EventId, Invalid, OrderingKey, Reason};
+use crate::table::{DeliveryState, LaneRow, OutboxRow, Record};
+use crate::time::Millis;
+
+/// What was done, event by event.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[must_use]
+pub struct Operated {
+    /// The events to which it was done.
+    pub done: Vec<EventId>,
+    /// The events to which it was not, and why.
+    pub refused: Vec<(EventId, NotDone)>,
+}
+
+/// Why something was not done to an event.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Error)]
+pub enum NotDone {
+    /// There is no such event, or it was purged.
+    #[error("there is no such event in the outbox")]
+    NoEvent,
+    /// It is being delivered.
+    #[error("it is being delivered just now; try again when the lease of its lane has ended")]
+    Leased,
+    /// It is in a state in which this cannot be done.
+    #[error("it is {}, and this can be done only to events that are {wanted}", state.name())]
+    State {
+        /// Where it is on its way.
+        state: DeliveryState,
+        /// What it would have to be.
+        wanted: &'static str,
+    },
+    /// Consumers may have forgotten that they have applied it (F10).
+    #[error(
+        "it was committed {} s ago and consumers remember events for {} s: one that has applied it may do so again; \
+         make sure that none has, and force it", age.as_secs(), window.as_secs()
+    )]
+    PastWindow {
+        /// How long ago it was committed.
+        age: Duration,
+        /// How long consumers remember.
+        window: Duration,
+    },
+}
+
+/// Events by id: sorted, each once, 1 to 256.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Targets(Vec<EventId>);
+
+impl Targets {
+    const MAX: usize = 256;
+
+    fn new(events: impl IntoIterator<Item = EventId>) -> Result<Self, Invalid> {
+        let mut events: Vec<EventId> = events.into_iter().collect();
+        events.sort_unstable();
+        events.dedup();
+        if events.is_empty() || events.len() > Self::MAX {
+            let (max, value) = (Self::MAX as u64, events.len() as u64);
+            return Err(Invalid::OutOfRange { field: "the number of events", min: 1, max, value });
+        }
+        Ok(Self(events))
+    }
+
+    fn query(&self) -> Query {
+        // Each target may be the first of its lane, so one more shows what comes after all of them.
+        Query::Deliveries { events: self.0.clone(), run: self.0.len() + 1 }
+    }
+
+    /// Changes the targets one by one, in the order of their lanes and sequences, then the lanes that they stand in.
+    ///
+    /// A lane's row is written whenever one of its events is, so that whoever claims the lane at the same time meets the guard.
+    fn change(
+        &self,
+        now: Millis,
+        rows: &Rows,
+        mut change: impl FnMut(&EventId, &mut OutboxRow, &mut LaneRow) -> Result<(), NotDone>,
+    ) -> Decision<Operated> {
+        let mut batch = Batch::new();
+        let mut operated = Operated::default();
+        let views: BTreeMap<&OrderingKey, LaneView<'_>> = rows.lanes().map(|lane| (lane.key, lane)).collect();
+        let mut lanes: BTreeMap<&OrderingKey, LaneRow> = BTreeMap::new();
+        let mut changed: BTreeMap<&EventId, OutboxRow> = BTreeMap::new();
+        let mut targets: Vec<_> = rows.outbox().collect();
+        targets.sort_by(|(_, a, _), (_, b, _)| (&a.lane, a.sequence).cmp(&(&b.lane, b.sequence)));
+        for (id, row, revision) in targets {
+            // A lane that stood idle for long may have been purged, while a dead event of it is still there.
+            let lane = lanes
+                .entry(&row.lane)
+                .or_insert_with(|| views.get(&row.lane).map_or_else(|| LaneRow::empty(now), |view| view.row.clone()));
+            let mut new = row.clone();
+            match change(id, &mut new, lane) {
+                Ok(()) => {
+                    changed.insert(id, new.clone());
+                    batch.update(revision, Record::Outbox(id.clone(), new));
+                    operated.done.push(id.clone());
+                }
+                Err(why) => operated.refused.push((id.clone(), why)),
+            }
+        }
+        for (key, mut lane) in lanes {
+            if !changed.values().any(|row| row.lane == *key) {
+                continue;
+            }
+            let view = views.get(key);
+            if lane.lease.is_none() {
+                // The first pending event may be another one now, whatever was changed.
+                let loaded = view.into_iter().flat_map(|view| view.pending());
+                let old_head = loaded.clone().next().map(|(id, _, _)| id);
+                let kept = loaded.filter(|(id, _, _)| !changed.contains_key(id)).map(|(id, row, _)| (id, row));
+                let new = changed.iter().map(|(id, row)| (*id, row)).filter(|(_, row)| row.lane == *key);
+                let pending = kept.chain(new).filter(|(_, row)| row.state == DeliveryState::Pending);
+                let head = pending.min_by_key(|(_, row)| row.sequence);
+                if head.map(|(id, _)| id) != old_head {
+                    lane.starts = 0;
+                }
+                lane.free(now, head.map(|(_, row)| row.due));
+            }
+            match view {
+                None => batch.insert(Record::Lane(key.clone(), lane)),
+                Some(view) => batch.update(view.revision, Record::Lane(key.clone(), lane)),
+            }
+        }
+        for id in &self.0 {
+            if !operated.done.contains(id) && !operated.refused.iter().any(|(there, _)| there == id) {
+                operated.refused.push((id.clone(), NotDone::NoEvent));
+            }
+        }
+        operated.done.sort_unstable();
+        operated.refused.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Decision::new(batch, operated)
+    }
+}
+
+/// Cancels events that are not delivered yet; their lane goes on without them.
+///
+/// | the event is                 | what is written              | outcome |
+/// |------------------------------|------------------------------|---------|
+/// | pending, not leased          | it is cancelled; its lane    | in [`Operated::done`] |
+/// | pending, covered by a lease  | nothing                      | [`NotDone::Leased`]: it may be published already |
+/// | anything else                | nothing                      | [`NotDone::State`] |
+/// | not there                    | nothing                      | [`NotDone::NoEvent`] |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Cancel {
+    targets: Targets,
+    reason: Reason,
+}
+
+impl Cancel {
+    /// Cancels 1 to 256 events, for a reason that stays on record.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if there are none or too many.
+    pub fn new(events: impl IntoIterator<Item = EventId>, reason: Reason) -> Result<Self, Invalid> {
+        Ok(Self { targets: Targets::new(events)?, reason })
+    }
+}
+
+impl Transition for Cancel {
+    type Outcome = Operated;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.targets.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Operated>, Self::Refusal> {
+        Ok(self.targets.change(now, rows, |_, row, lane| match row.state {
+            DeliveryState::Pending if lane.leases(row.sequence) => Err(NotDone::Leased),
+            DeliveryState::Pending => {
+                row.state = DeliveryState::Cancelled(now);
+                row.reason = Some(self.reason.clone());
+                Ok(())
+            }
+            state @ (DeliveryState::Confirmed(_)
+            | DeliveryState::Dead(_)
+            | DeliveryState::Discarded(_)
+            | DeliveryState::Cancelled(_)) => Err(NotDone::State { state, wanted: "pending" }),
+        }))
+    }
+}
+
+/// Gives dead events new starts and failures, and makes them due at once.
+///
+/// | the event is                               | what is written                                  | outcome |
+/// |--------------------------------------------|--------------------------------------------------|---------|
+/// | dead, and its lane waits for it            | it is pending at its old place; the lane goes on | in [`Operated::done`] |
+/// | dead, and its lane has gone on             | it is pending at the end of the lane             | in [`Operated::done`] |
+/// | dead, committed longer ago than the window | nothing, unless forced (F10)                     | [`NotDone::PastWindow`] |
+/// | anything else                              | nothing                                          | [`NotDone::State`] |
+/// | not there                                  | nothing                                          | [`NotDone::NoEvent`] |
+///
+/// A dead event may have been published: it keeps its id, so that consumers who remember it skip it (P5).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Redrive {
+    targets: Targets,
+    window: Duration,
+    force: bool,
+}
+
+impl Redrive {
+    /// Redrives 1 to 256 events, if they were committed within `window`: the [`redrive_window`](crate::Retention::redrive_window) of the
+    /// consumer that forgets first.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if there are no events or too many.
+    pub fn new(events: impl IntoIterator<Item = EventId>, window: Duration) -> Result<Self, Invalid> {
+        Ok(Self { targets: Targets::new(events)?, window, force: false })
+    }
+
+    /// Also redrives what consumers may have forgotten. A consumer that has applied such an event applies it again.
+    #[must_use]
+    pub fn force(mut self) -> Self {
+        self.force = true;
+        self
+    }
+}
+
+impl Transition for Redrive {
+    type Outcome = Operated;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.targets.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Operated>, Self::Refusal> {
+        Ok(self.targets.change(now, rows, |id, row, lane| {
+            let DeliveryState::Dead(_) = row.state else {
+                return Err(NotDone::State { state: row.state, wanted: "dead" });
+            };
+            let age = now.since(row.committed_at);
+            if age >= self.window && !self.force {
+                return Err(NotDone::PastWindow { age, window: self.window });
+            }
+            if lane.blocked_by.as_ref() == Some(id) {
+                lane.blocked_by = None;
+            } else {
+                row.sequence = lane.append(now, now);
+            }
+            (row.state, row.due, row.starts, row.failures) = (DeliveryState::Pending, now, 0, 0);
+            Ok(())
+        }))
+    }
+}
+
+/// Gives dead events up for good, for a reason that stays on record.
+///
+/// | the event is    | what is written                                         | outcome |
+/// |-----------------|---------------------------------------------------------|---------|
+/// | dead            | it is discarded; if its lane waits for it, it goes on   | in [`Operated::done`] |
+/// | anything else   | nothing                                                 | [`NotDone::State`] |
+/// | not there       | nothing                                                 | [`NotDone::NoEvent`] |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Discard {
+    targets: Targets,
+    reason: Reason,
+}
+
+impl Discard {
+    /// Discards 1 to 256 events.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if there are no events or too many.
+    pub fn new(events: impl IntoIterator<Item = EventId>, reason: Reason) -> Result<Self, Invalid> {
+        Ok(Self { targets: Targets::new(events)?, reason })
+    }
+}
+
+impl Transition for Discard {
+    type Outcome = Operated;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.targets.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Operated>, Self::Refusal> {
+        Ok(self.targets.change(now, rows, |id, row, lane| {
+            let DeliveryState::Dead(_) = row.state else {
+                return Err(NotDone::State { state: row.state, wanted: "dead" });
+            };
+            if lane.blocked_by.as_ref() == Some(id) {
+                lane.blocked_by = None;
+            }
+            row.state = DeliveryState::Discarded(now);
+            row.reason = Some(match &row.reason {
+                None => self.reason.clone(),
+                Some(dead) => Reason::new(format_args!("{}; it was dead because: {dead}", self.reason)),
+            });
+            Ok(())
+        }))
+    }
+}

@@ -1,0 +1,122 @@
+//! Purge: remove what is finished and past its retention, in bounded batches (P7, F16).
+
+use crate::boundary::{Batch, Decision, Query, Rows, Transition};
+use crate::ids::Invalid;
+use crate::retention::Retention;
+use crate::table::{CallState, InboxState, Key, Record, Revision, Table};
+use crate::time::Millis;
+
+/// Looks at one page of a table and removes what has been finished for longer than its retention.
+///
+/// | table     | what is removed                                                  | what stays, whatever its age |
+/// |-----------|------------------------------------------------------------------|------------------------------|
+/// | outbox    | confirmed, cancelled and discarded, each with its event          | pending, dead                |
+/// | lanes     | idle ones                                                        | with a pending or dead event to wait for |
+/// | requests  | with an order placed                                             | without an order             |
+/// | orders    | all, if orders have a retention                                  |                              |
+/// | inbox     | applied, each with its effect                                    | failing, poisoned            |
+/// | positions | all                                                              |                              |
+/// | calls     | done                                                             | intended, started, unknown   |
+///
+/// Events and effects go with the row that they belong to; to purge those tables themselves removes nothing.
+/// The ages are counted from the time at which a row came into its last state.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Purge<'a> {
+    retention: &'a Retention,
+    table: Table,
+    after: Option<Key>,
+    limit: usize,
+}
+
+impl<'a> Purge<'a> {
+    /// The largest number of rows that one purge looks at.
+    pub const MAX: usize = 4096;
+
+    /// Looks at `limit` rows of a table, 1 to [`Purge::MAX`], from its beginning.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the limit is out of range.
+    pub fn new(retention: &'a Retention, table: Table, limit: usize) -> Result<Self, Invalid> {
+        if limit == 0 || limit > Self::MAX {
+            return Err(Invalid::OutOfRange { field: "limit", min: 1, max: Self::MAX as u64, value: limit as u64 });
+        }
+        Ok(Self { retention, table, after: None, limit })
+    }
+
+    /// The same for the rows after this one, as [`Purged::next`] says.
+    #[must_use]
+    pub fn after(mut self, key: Key) -> Self {
+        self.table = key.table();
+        self.after = Some(key);
+        self
+    }
+
+    /// Whether a row that came into its state at this time may go.
+    fn is_past(now: Millis, at: Millis, age: core::time::Duration) -> bool {
+        now.since(at) > age
+    }
+}
+
+/// What a purge did.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[must_use]
+pub struct Purged {
+    /// How many rows of the table are gone.
+    pub removed: usize,
+    /// Where to go on; `None` at the end of the table.
+    pub next: Option<Key>,
+}
+
+impl Transition for Purge<'_> {
+    type Outcome = Purged;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        Query::Walk { table: self.table, after: self.after.clone(), limit: self.limit }
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Purged>, Self::Refusal> {
+        let kept = self.retention;
+        let mut batch = Batch::new();
+        let mut removed = 0;
+        for stored in rows.as_slice() {
+            // What goes with a row was written once, so its revision is the first.
+            let (past, with) = match &stored.record {
+                Record::Request(_, row) => {
+                    (row.placed.as_ref().is_some_and(|placed| Self::is_past(now, placed.at, kept.requests)), None)
+                }
+                Record::Order(_, row) => (kept.orders.is_some_and(|age| Self::is_past(now, row.committed_at, age)), None),
+                Record::Outbox(id, row) => {
+                    let past = row.state.finished_at().is_some_and(|at| Self::is_past(now, at, kept.events));
+                    (past, Some(Key::Event(id.clone())))
+                }
+                Record::Lane(_, row) => {
+                    let idle = row.due.is_none() && row.blocked_by.is_none() && row.lease.is_none();
+                    (idle && Self::is_past(now, row.changed_at, kept.events), None)
+                }
+                Record::Inbox(consumer, id, row) => match row.state {
+                    InboxState::Applied => {
+                        let effect = row.effect.then(|| Key::Effect(consumer.clone(), id.clone()));
+                        (Self::is_past(now, row.at, kept.inbox), effect)
+                    }
+                    InboxState::Failing | InboxState::Poisoned => (false, None),
+                },
+                Record::Position(_, _, row) => (Self::is_past(now, row.at, kept.inbox), None),
+                Record::Call(_, _, row) => match row.state {
+                    CallState::Done => (Self::is_past(now, row.at, kept.inbox), None),
+                    CallState::Intended | CallState::Started | CallState::Unknown => (false, None),
+                },
+                Record::Event(_) | Record::Effect(..) => (false, None),
+            };
+            if past {
+                batch.delete(stored.revision, stored.record.key());
+                with.into_iter().for_each(|key| batch.delete(Revision::FIRST, key));
+                removed += 1;
+            }
+        }
+        let full = rows.as_slice().len() == self.limit;
+        let next = rows.as_slice().last().filter(|_| full).map(|stored| stored.record.key());
+        Ok(Decision::new(batch, Purged { removed, next }))
+    }
+}
