@@ -14,7 +14,9 @@ use alloc::vec::Vec;
 
 use crate::event::Event;
 use crate::ids::{EventId, Invalid, OrderingKey};
-use crate::table::{InboxRow, Key, LaneRow, OrderRow, OutboxRow, Record, RequestRow, Revision, Stored, Table};
+use crate::table::{
+    CallRow, InboxRow, Key, LaneRow, OrderRow, OutboxRow, PositionRow, Record, RequestRow, Revision, Stored, Table,
+};
 use crate::time::Millis;
 
 /// An operation on tables: a typed query, and a pure decision over its answer.
@@ -210,6 +212,14 @@ impl Rows {
 
     pub(crate) fn inbox(&self) -> Option<(&InboxRow, Revision)> {
         self.find(|record| if let Record::Inbox(_, _, row) = record { Some(row) } else { None })
+    }
+
+    pub(crate) fn position(&self) -> Option<(&PositionRow, Revision)> {
+        self.find(|record| if let Record::Position(_, _, row) = record { Some(row) } else { None })
+    }
+
+    pub(crate) fn call(&self) -> Option<(&CallRow, Revision)> {
+        self.find(|record| if let Record::Call(_, _, row) = record { Some(row) } else { None })
     }
 
     /// The lanes in the answer, each with the outbox rows that follow it.

@@ -8,9 +8,11 @@ pub mod codec;
 mod event;
 mod fingerprint;
 mod ids;
+mod inbox;
 #[cfg(feature = "json")]
 mod json;
 mod policy;
+pub mod relay;
 mod render;
 mod retention;
 pub mod store;
@@ -25,6 +27,7 @@ pub use ids::{
     Consumer, ContentType, EventId, EventType, HeaderName, HeaderValue, Invalid, OrderId, OrderingKey, Owner, Reason, RequestId,
     RequestKey, Scope,
 };
+pub use inbox::{Handled, Inbox, Receipt};
 pub use policy::{DeliveryPolicy, WhenDead};
 pub use render::Dump;
 pub use retention::Retention;
@@ -39,6 +42,6 @@ pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};
 pub use transition::lane::{LeaseRef, Stale, StaleLease};
 pub use transition::operator::{Cancel, Discard, NotDone, Operated, Redrive};
 pub use transition::purge::{Purge, Purged};
-pub use transition::receive::{ContentDiffers, CountFailure, FailureCounted, Receive, Received};
+pub use transition::receive::{ContentDiffers, CountFailure, FailureCounted, Receive, Received, RecordEffect};
 pub use transition::register::{ParametersDiffer, Register, Registered, Request};
 pub use transition::settle::{Ending, Renew, Renewed, RunResult, Settle, Settled};

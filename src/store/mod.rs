@@ -6,6 +6,7 @@
 
 pub mod asynchronous;
 
+use core::convert::Infallible;
 use core::ops::{Deref, DerefMut};
 
 use thiserror::Error;
@@ -222,6 +223,35 @@ pub enum RunError<E, R> {
     /// The commit failed, and nobody knows whether it took: run the same again, it will find out.
     #[error("the commit failed and may have taken or not; run the same again to find out: {0}")]
     Unknown(#[source] E),
+}
+
+impl<E, R> RunError<E, R> {
+    /// The refusal, or else the error of the store.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is not a refusal.
+    pub(crate) fn split(self) -> Result<R, RunError<E, Infallible>> {
+        match self {
+            Self::Refused(refusal) => Ok(refusal),
+            Self::Conflict(key) => Err(RunError::Conflict(key)),
+            Self::Store(error) => Err(RunError::Store(error)),
+            Self::Unknown(error) => Err(RunError::Unknown(error)),
+        }
+    }
+}
+
+impl<E, R> RunError<E, RunError<E, R>> {
+    /// The error of a transition that ran in [`Store::write`] and was returned from it, as the one that it is.
+    #[must_use]
+    pub fn flatten(self) -> RunError<E, R> {
+        self.split().unwrap_or_else(|error| match error {
+            RunError::Refused(never) => match never {},
+            RunError::Conflict(key) => RunError::Conflict(key),
+            RunError::Store(error) => RunError::Store(error),
+            RunError::Unknown(error) => RunError::Unknown(error),
+        })
+    }
 }
 
 enum Wrote {

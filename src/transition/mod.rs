@@ -1,5 +1,6 @@
 //! The rules: one module for each thing that can happen, each with its truth table.
 
+pub mod call;
 pub mod claim;
 pub mod commit_order;
 pub mod lane;

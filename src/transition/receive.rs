@@ -5,8 +5,8 @@ use thiserror::Error;
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::{Body, Event};
 use crate::fingerprint::Digest;
-use crate::ids::{Consumer, EventId, Reason};
-use crate::table::{InboxRow, InboxState, Key, Record, Revision};
+use crate::ids::{Consumer, EventId, OrderingKey, Reason};
+use crate::table::{InboxRow, InboxState, Key, PositionRow, Record, Revision};
 use crate::time::Millis;
 
 /// Which event at which consumer, with the content that arrived.
@@ -22,8 +22,8 @@ impl Arrival {
         Self { consumer, event: event.id.clone(), content: event.content_digest() }
     }
 
-    fn query(&self) -> Query {
-        Query::rows([Key::Inbox(self.consumer.clone(), self.event.clone())])
+    fn key(&self) -> Key {
+        Key::Inbox(self.consumer.clone(), self.event.clone())
     }
 
     /// The row that is there, if its content is what arrived.
@@ -74,17 +74,40 @@ pub struct ContentDiffers {
 /// | applied            | the same       | nothing                    | [`Received::Duplicate`] |
 /// | poisoned           | the same       | nothing                    | [`Received::Poisoned`] |
 /// | any                | other          | nothing                    | refused, [`ContentDiffers`] |
+///
+/// With [`Receive::in_order`], an event that would be applied waits for the one that was published before it in its ordering key:
+///
+/// | its predecessor                     | what is written                    | outcome |
+/// |-------------------------------------|------------------------------------|---------|
+/// | none, or at or before the position  | the same, and the position moves   | [`Received::Applied`] |
+/// | after the position                  | nothing                            | [`Received::WaitsFor`] |
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Receive {
     arrival: Arrival,
     effect: Option<Body>,
+    place: Option<Place>,
+}
+
+/// Where an event stands among those of its ordering key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Place {
+    ordering_key: OrderingKey,
+    sequence: u64,
+    after: u64,
 }
 
 impl Receive {
     /// `consumer` receives `event`. Whatever it does about it goes into the same transaction.
     #[must_use]
     pub fn new(consumer: Consumer, event: &Event) -> Self {
-        Self { arrival: Arrival::new(consumer, event), effect: None }
+        Self { arrival: Arrival::new(consumer, event), effect: None, place: None }
+    }
+
+    /// In the order of the ordering key: not before the event with the sequence `after`, as the message says.
+    #[must_use]
+    pub fn in_order(mut self, ordering_key: OrderingKey, sequence: u64, after: u64) -> Self {
+        self.place = Some(Place { ordering_key, sequence, after });
+        self
     }
 
     /// With an effect to be recorded in the table of effects.
@@ -105,6 +128,14 @@ pub enum Received {
     Duplicate,
     /// It was set aside after too many failures: there is nothing to do until an operator decides.
     Poisoned,
+    /// It is to come again when the event with this sequence of its ordering key has been applied.
+    WaitsFor(u64),
+}
+
+impl Receive {
+    fn position_key(&self, place: &Place) -> Key {
+        Key::Position(self.arrival.consumer.clone(), place.ordering_key.clone())
+    }
 }
 
 impl Transition for Receive {
@@ -112,7 +143,8 @@ impl Transition for Receive {
     type Refusal = ContentDiffers;
 
     fn query(&self, _now: Millis) -> Query {
-        self.arrival.query()
+        let place = self.place.as_ref();
+        Query::rows([self.arrival.key()].into_iter().chain(place.map(|place| self.position_key(place))))
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Received>, ContentDiffers> {
@@ -126,6 +158,21 @@ impl Transition for Receive {
             },
         };
         let mut batch = Batch::new();
+        if let Some(place) = &self.place {
+            let there = rows.position();
+            let position = there.map_or(0, |(row, _)| row.sequence);
+            if place.after > position {
+                return Ok(Decision::nothing(Received::WaitsFor(place.after)));
+            }
+            // Nothing before it: the sender has begun to count anew, after a lane had been idle for its retention.
+            let sequence = if place.after == 0 { place.sequence } else { position.max(place.sequence) };
+            let row = PositionRow { sequence, at: now };
+            let record = Record::Position(self.arrival.consumer.clone(), place.ordering_key.clone(), row);
+            match there {
+                None => batch.insert(record),
+                Some((_, revision)) => batch.update(revision, record),
+            }
+        }
         let row = InboxRow {
             content: self.arrival.content,
             at: now,
@@ -140,6 +187,49 @@ impl Transition for Receive {
             batch.insert(Record::Effect(consumer, event, effect.clone()));
         }
         Ok(Decision::new(batch, Received::Applied))
+    }
+}
+
+/// Records the effect of an event in the transaction that has just applied it.
+///
+/// | inbox row                   | what is written                | outcome |
+/// |-----------------------------|--------------------------------|---------|
+/// | applied, without an effect  | the effect, and that it is there | `()`  |
+/// | anything else               | nothing                        | `()`: the effect is there already, or there is nothing that it could be the effect of |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RecordEffect {
+    consumer: Consumer,
+    event: EventId,
+    body: Body,
+}
+
+impl RecordEffect {
+    /// The effect of `event` at `consumer`.
+    #[must_use]
+    pub const fn new(consumer: Consumer, event: EventId, body: Body) -> Self {
+        Self { consumer, event, body }
+    }
+}
+
+impl Transition for RecordEffect {
+    type Outcome = ();
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        Query::rows([Key::Inbox(self.consumer.clone(), self.event.clone())])
+    }
+
+    fn decide(&self, _now: Millis, rows: &Rows) -> Result<Decision<()>, Self::Refusal> {
+        let mut batch = Batch::new();
+        if let Some((row, revision)) = rows.inbox()
+            && row.state == InboxState::Applied
+            && !row.effect
+        {
+            let (consumer, event) = (self.consumer.clone(), self.event.clone());
+            batch.update(revision, Record::Inbox(consumer.clone(), event.clone(), InboxRow { effect: true, ..row.clone() }));
+            batch.insert(Record::Effect(consumer, event, self.body.clone()));
+        }
+        Ok(Decision::new(batch, ()))
     }
 }
 
@@ -184,7 +274,7 @@ impl Transition for CountFailure {
     type Refusal = ContentDiffers;
 
     fn query(&self, _now: Millis) -> Query {
-        self.arrival.query()
+        Query::rows([self.arrival.key()])
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<FailureCounted>, ContentDiffers> {

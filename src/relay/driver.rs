@@ -1,0 +1,191 @@
+//! Drives a relay machine on a store and a publisher, one action after the other, in the calling thread.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::convert::Infallible;
+
+use super::machine::{Action, Counters, Exchange, RelayMachine, RelaySettings, Ticket};
+use super::publisher::{Message, Published, Publisher};
+use crate::boundary::Query;
+use crate::event::Event;
+use crate::ids::{EventId, Invalid, Reason};
+use crate::store::{Load, Reader, RunError, Store};
+use crate::table::{Key, Record};
+use crate::time::Millis;
+use crate::transition::claim::{Claim, Claimed};
+use crate::transition::settle::{Renew, Settle, Settled};
+
+/// Why a step of a relay failed: the store. The relay goes on with the next step, after a pause.
+pub type RelayError<E> = RunError<E, Infallible>;
+
+/// A relay that publishes what a store has to deliver.
+///
+/// ```
+/// use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
+/// use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Owner, Request, Store};
+/// use twobox_memory::MemoryStore;
+///
+/// struct Print;
+/// impl Publisher for Print {
+///     fn publish(&mut self, batch: &[Message], _now: Millis) -> Vec<Published> {
+///         batch.iter().map(|message| { println!("{}", message.event.id); Published::Confirmed }).collect()
+///     }
+/// }
+///
+/// let (store, now) = (MemoryStore::new(), Millis::new(1_000));
+/// let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
+/// let created = Draft::new("order.created", Body::text("notebook")?)?;
+/// store.run(CommitOrder::new(&request, OrderId::new("order-1")?, Body::text("notebook")?, [created])?, now)?;
+///
+/// let mut relay = Relay::new(&store, Print, RelaySettings::new(Owner::new("relay-1")?), now)?;
+/// assert_eq!(relay.run_until_idle(now)?.confirmed, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Relay<'a, S, P> {
+    store: &'a S,
+    publisher: P,
+    machine: RelayMachine,
+}
+
+impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
+    /// A relay between a store and a publisher.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the settings do not go together.
+    pub fn new(store: &'a S, publisher: P, settings: RelaySettings, now: Millis) -> Result<Self, Invalid> {
+        Ok(Self { store, publisher, machine: RelayMachine::new(settings, now)? })
+    }
+
+    /// The machine, to look at its counters and state.
+    #[must_use]
+    pub fn machine(&self) -> &RelayMachine {
+        &self.machine
+    }
+
+    /// Delivers everything that can be delivered at this time: until nothing is due, or the broker cannot be reached.
+    /// It returns what the relay has done since it was made.
+    ///
+    /// # Errors
+    ///
+    /// The store's. Nothing is lost by it: call again.
+    pub fn run_until_idle(&mut self, now: Millis) -> Result<Counters, RelayError<S::Error>> {
+        self.machine.handle_wakeup(now);
+        while self.step(now)? {}
+        Ok(self.machine.counters())
+    }
+
+    /// Stops the relay: it claims no more, and gives back what it has not published (F12).
+    ///
+    /// # Errors
+    ///
+    /// The store's. What was not given back becomes due again when its lease runs out.
+    pub fn stop(mut self, now: Millis) -> Result<Counters, RelayError<S::Error>> {
+        self.machine.handle_stop(now);
+        while self.step(now)? {}
+        Ok(self.machine.counters())
+    }
+
+    /// Does the next thing, if there is one, and says whether there was. With nothing to do, call again at the time of
+    /// [`RelayMachine::poll_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// The store's. The machine has been told, and goes on after a pause.
+    pub fn step(&mut self, now: Millis) -> Result<bool, RelayError<S::Error>> {
+        self.machine.handle_timeout(now);
+        let Some(action) = self.machine.poll_action() else { return Ok(false) };
+        let result = match action {
+            Action::Exchange(exchange) => run_exchange(self.store, self.machine.settings(), self.machine.now(), exchange)
+                .map(|(settled, claimed)| self.machine.handle_exchanged(now, settled.as_ref(), claimed)),
+            Action::Renew(leases) => {
+                let renew = Renew::new(leases, self.machine.settings().lease);
+                self.store.run(renew, self.machine.now()).map(|renewed| self.machine.handle_renewed(now, &renewed))
+            }
+            Action::Publish(tickets) => self.publish(now, &tickets),
+        };
+        match result {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                self.machine.handle_store_failed(now);
+                Err(error)
+            }
+        }
+    }
+
+    fn publish(&mut self, now: Millis, tickets: &[Ticket]) -> Result<(), RelayError<S::Error>> {
+        let (messages, rest) = match read_messages(self.store, tickets) {
+            Ok(read) => read,
+            Err(error) => {
+                // Not the event's fault, and nothing was published.
+                tickets.iter().for_each(|ticket| self.machine.handle_published(now, ticket, Published::Abandoned));
+                return Err(error);
+            }
+        };
+        let (tickets, batch): (Vec<&Ticket>, Vec<Message>) = messages.into_iter().unzip();
+        let mut answers = self.publisher.publish(&batch, self.machine.now()).into_iter();
+        for ticket in tickets {
+            let answer = answers.next().unwrap_or_else(|| Published::Failed(Reason::new("the publisher gave no answer")));
+            self.machine.handle_published(now, ticket, answer);
+        }
+        for ticket in rest {
+            self.machine.handle_published(now, ticket, Published::no_envelope());
+        }
+        Ok(())
+    }
+}
+
+type Exchanged<E> = Result<(Option<Settled>, Option<Claimed>), RelayError<E>>;
+
+/// Settles and claims in one commit; for drivers.
+pub(crate) fn run_exchange<S: Store>(
+    store: &S,
+    settings: &RelaySettings,
+    now: Millis,
+    exchange: Exchange,
+) -> Exchanged<S::Error> {
+    let claim = match exchange.claim {
+        0 => None,
+        limit => {
+            Claim::new(&settings.policy, settings.owner.clone(), settings.lease, limit).ok().map(|claim| claim.run(settings.run))
+        }
+    };
+    if exchange.settle.is_empty() {
+        // A claim that finds nothing commits nothing.
+        return Ok((None, claim.map(|claim| store.run(claim, now)).transpose()?));
+    }
+    let settle = Settle::new(&settings.policy, exchange.settle);
+    let write = store.write(now, |tx| {
+        let settled = tx.run(&settle)?;
+        let claimed = claim.as_ref().map(|claim| tx.run(claim)).transpose()?;
+        Ok((Some(settled), claimed))
+    });
+    write.map_err(RunError::flatten)
+}
+
+type Read<'t, E> = Result<(Vec<(&'t Ticket, Message)>, Vec<&'t Ticket>), RelayError<E>>;
+
+/// Reads the envelopes of tickets; those that are not there come second.
+pub(crate) fn read_messages<'t, R: Reader>(store: &R, tickets: &'t [Ticket]) -> Read<'t, R::Error> {
+    let keys = tickets.iter().map(|ticket| Key::Event(ticket.delivery.event.clone()));
+    let mut view = store.view().map_err(RunError::Store)?;
+    let rows = view.load(&Query::rows(keys)).map_err(RunError::Store)?;
+    let events = rows
+        .into_vec()
+        .into_iter()
+        .filter_map(|stored| if let Record::Event(event) = stored.record { Some(event) } else { None });
+    let mut events: BTreeMap<EventId, Event> = events.map(|event| (event.id.clone(), event)).collect();
+    let (mut there, mut missing) = (Vec::new(), Vec::new());
+    for ticket in tickets {
+        match events.remove(&ticket.delivery.event) {
+            None => missing.push(ticket),
+            Some(event) => {
+                let delivery = &ticket.delivery;
+                let message = Message { event, sequence: delivery.sequence, after: delivery.after, attempt: delivery.attempt };
+                there.push((ticket, message));
+            }
+        }
+    }
+    Ok((there, missing))
+}

@@ -1,0 +1,471 @@
+//! The machine itself: which lanes it holds, what is being published, what is to be settled, and when to come again.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::Published;
+use crate::ids::{EventId, Invalid, OrderingKey, Owner, Reason};
+use crate::policy::DeliveryPolicy;
+use crate::time::Millis;
+use crate::transition::claim::{Claim, Claimed, Delivery};
+use crate::transition::lane::LeaseRef;
+use crate::transition::settle::{Ending, Renewed, RunResult, Settled};
+
+/// How a relay works. All defaults are here.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RelaySettings {
+    /// The relay's own name; two relays that run at once must not share one.
+    pub owner: Owner,
+    /// How delivery is retried and given up.
+    pub policy: DeliveryPolicy,
+    /// How many events may be claimed and not yet settled. Default 256.
+    pub window: usize,
+    /// How many events of one lane are claimed at once. Default 16.
+    pub run: usize,
+    /// How long a lease lasts; it is renewed when half of it is over. Default 30 s.
+    pub lease: Duration,
+    /// When to look for events that nobody has announced. Default 1 s.
+    pub poll: Duration,
+    /// The first pause after the broker could not be reached, or the store failed; it doubles each time. Default 500 ms.
+    pub pause_base: Duration,
+    /// The longest pause. Default 30 s.
+    pub pause_cap: Duration,
+}
+
+impl RelaySettings {
+    /// The defaults for a relay of this name.
+    #[must_use]
+    pub fn new(owner: Owner) -> Self {
+        Self {
+            owner,
+            policy: DeliveryPolicy::default(),
+            window: 256,
+            run: 16,
+            lease: Duration::from_secs(30),
+            poll: Duration::from_secs(1),
+            pause_base: Duration::from_millis(500),
+            pause_cap: Duration::from_secs(30),
+        }
+    }
+
+    /// The settings, if they go together.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the policy is refused, the window is not 1 to [`Claim::MAX`], the run is not 1 to the window, or a time is too short.
+    pub fn checked(mut self) -> Result<Self, Invalid> {
+        self.policy = self.policy.checked()?;
+        let refuse = |field, reason: &str| Err(Invalid::Unsafe { field, reason: reason.into() });
+        if self.window == 0 || self.window > Claim::MAX {
+            return Err(Invalid::OutOfRange { field: "window", min: 1, max: Claim::MAX as u64, value: self.window as u64 });
+        }
+        if self.run == 0 || self.run > self.window {
+            return Err(Invalid::OutOfRange { field: "run", min: 1, max: self.window as u64, value: self.run as u64 });
+        }
+        if self.lease < Duration::from_millis(10) {
+            return refuse("lease", "it would run out before anything could be published; give at least 10 ms");
+        }
+        if self.poll < Duration::from_millis(1) || self.pause_base < Duration::from_millis(1) {
+            return refuse("poll and pause_base", "the relay would never rest; give at least 1 ms");
+        }
+        if self.pause_cap < self.pause_base {
+            return refuse("pause_cap", "it is shorter than pause_base");
+        }
+        Ok(self)
+    }
+}
+
+/// What there is to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum Action {
+    /// Settle and claim in one transaction, then [`RelayMachine::handle_exchanged`], or
+    /// [`RelayMachine::handle_store_failed`] if it failed or nobody knows.
+    Exchange(Exchange),
+    /// Publish these, at the same time if possible: no two are of the same lane. Then [`RelayMachine::handle_published`] for each.
+    Publish(Vec<Ticket>),
+    /// Renew these leases for another [`RelaySettings::lease`], then [`RelayMachine::handle_renewed`] or [`RelayMachine::handle_store_failed`].
+    Renew(Vec<LeaseRef>),
+}
+
+/// One transaction of the relay: first settle, then claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exchange {
+    /// What became of runs; may be empty.
+    pub settle: Vec<RunResult>,
+    /// How many events to claim; 0 for none.
+    pub claim: usize,
+}
+
+/// One event to be published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ticket {
+    /// The lease under which it is published.
+    pub lease: LeaseRef,
+    /// Which event, and where it stands.
+    pub delivery: Delivery,
+}
+
+/// What a relay has done since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Events that were claimed.
+    pub claimed: u64,
+    /// Publishes that were started.
+    pub published: u64,
+    /// Events that are confirmed and settled.
+    pub confirmed: u64,
+    /// Publishes that failed and will be tried again.
+    pub failed: u64,
+    /// Events that are dead.
+    pub dead: u64,
+    /// Leases that were not current any more.
+    pub stale: u64,
+    /// Times at which the broker could not be reached.
+    pub unavailable: u64,
+    /// Transactions that failed.
+    pub store_failures: u64,
+}
+
+/// A run that the relay holds.
+#[derive(Debug)]
+struct Held {
+    token: u64,
+    renew_at: Millis,
+    waiting: VecDeque<Delivery>,
+    publishing: Option<EventId>,
+    confirmed: Vec<EventId>,
+}
+
+/// A relay without clock, randomness or I/O; see the module for how to drive it.
+#[derive(Debug)]
+pub struct RelayMachine {
+    settings: RelaySettings,
+    /// The machine's own time, which never steps back, and the clock's time that it was last told.
+    now: Millis,
+    told: Millis,
+    held: BTreeMap<OrderingKey, Held>,
+    /// What is to be settled, and what the exchange under way settles.
+    results: Vec<RunResult>,
+    settling: Vec<RunResult>,
+    transaction: bool,
+    claim_at: Millis,
+    /// Doubles with each failure in a row: of the broker, and of the store.
+    broker_failures: u32,
+    store_failures: u32,
+    paused_until: Option<Millis>,
+    store_paused_until: Option<Millis>,
+    stopping: bool,
+    counters: Counters,
+}
+
+impl RelayMachine {
+    /// A relay that begins to claim at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the settings do not go together.
+    pub fn new(settings: RelaySettings, now: Millis) -> Result<Self, Invalid> {
+        Ok(Self {
+            settings: settings.checked()?,
+            now,
+            told: now,
+            held: BTreeMap::new(),
+            results: Vec::new(),
+            settling: Vec::new(),
+            transaction: false,
+            claim_at: now,
+            broker_failures: 0,
+            store_failures: 0,
+            paused_until: None,
+            store_paused_until: None,
+            stopping: false,
+            counters: Counters::default(),
+        })
+    }
+
+    /// How it works.
+    #[must_use]
+    pub fn settings(&self) -> &RelaySettings {
+        &self.settings
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Whether it waits for the broker to come back.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.paused_until.is_some()
+    }
+
+    /// Whether it holds nothing and has nothing to settle. It may still claim when its time comes.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.results.is_empty() && !self.transaction
+    }
+
+    /// Whether it was asked to stop, and everything that it held is settled.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopping && self.is_idle()
+    }
+
+    /// The time to give to the transitions that this relay runs. It follows the clock that `handle_*` are given, but where that
+    /// steps back it goes on from where it was (F7): leases do not seem to last for longer, and the relay does not wait
+    /// for the clock to catch up.
+    #[must_use]
+    pub fn now(&self) -> Millis {
+        self.now
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Millis) {
+        self.now = self.now + now.since(self.told);
+        self.told = now;
+        if self.paused_until.is_some_and(|until| until <= self.now) {
+            self.paused_until = None;
+            self.claim_at = self.now;
+        }
+        if self.store_paused_until.is_some_and(|until| until <= self.now) {
+            self.store_paused_until = None;
+        }
+    }
+
+    /// Somebody has committed events: there is something to claim before the next poll.
+    pub fn handle_wakeup(&mut self, now: Millis) {
+        self.handle_timeout(now);
+        self.claim_at = self.claim_at.min(self.now);
+    }
+
+    /// An exchange is committed.
+    pub fn handle_exchanged(&mut self, now: Millis, settled: Option<&Settled>, claimed: Option<Claimed>) {
+        self.handle_timeout(now);
+        if !core::mem::take(&mut self.transaction) {
+            return;
+        }
+        self.store_failures = 0;
+        self.settling.clear();
+        if let Some(settled) = settled {
+            self.counters.confirmed += settled.confirmed as u64;
+            self.counters.failed += settled.retried as u64;
+            self.counters.dead += settled.dead.len() as u64;
+            self.counters.stale += settled.stale.len() as u64;
+        }
+        let Some(claimed) = claimed else {
+            // A settled lane may have more to deliver.
+            self.claim_at = self.claim_at.min(self.now);
+            return;
+        };
+        self.counters.dead += claimed.dead.len() as u64;
+        let poll = self.now + self.settings.poll;
+        self.claim_at = claimed.next_due.map_or(poll, |due| due.clamp(self.now, poll));
+        for run in claimed.runs {
+            self.counters.claimed += run.deliveries.len() as u64;
+            let held = Held {
+                token: run.lease.token,
+                renew_at: run.until.before(self.settings.lease / 2),
+                waiting: run.deliveries.into(),
+                publishing: None,
+                confirmed: Vec::new(),
+            };
+            self.held.insert(run.lease.lane, held);
+        }
+        if self.stopping || self.paused_until.is_some() {
+            self.release_waiting();
+        }
+    }
+
+    /// Leases are renewed, or not any more: what is not ours is not published.
+    pub fn handle_renewed(&mut self, now: Millis, renewed: &Renewed) {
+        self.handle_timeout(now);
+        if !core::mem::take(&mut self.transaction) {
+            return;
+        }
+        self.store_failures = 0;
+        for (lease, until) in &renewed.leases {
+            if let Some(held) = self.held.get_mut(&lease.lane).filter(|held| held.token == lease.token) {
+                held.renew_at = until.before(self.settings.lease / 2);
+            }
+        }
+        for stale in &renewed.stale {
+            if self.held.get(&stale.lease.lane).is_some_and(|held| held.token == stale.lease.token) {
+                self.counters.stale += 1;
+                self.held.remove(&stale.lease.lane);
+            }
+        }
+    }
+
+    /// The transaction of the last exchange or renewal failed, or nobody knows whether it took. What was to be settled is
+    /// settled again after a pause (F11); if it had been settled, that will turn out to be stale.
+    pub fn handle_store_failed(&mut self, now: Millis) {
+        self.handle_timeout(now);
+        if !core::mem::take(&mut self.transaction) {
+            return;
+        }
+        self.counters.store_failures += 1;
+        self.store_failures += 1;
+        self.results.append(&mut self.settling);
+        let pause = self.pause(self.store_failures);
+        self.store_paused_until = Some(self.now + pause);
+        self.claim_at = self.claim_at.max(self.now + pause);
+    }
+
+    /// A publish has ended.
+    pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
+        self.handle_timeout(now);
+        let Some(held) = self.held.get_mut(&ticket.lease.lane) else { return };
+        if held.token != ticket.lease.token || held.publishing.as_ref() != Some(&ticket.delivery.event) {
+            return;
+        }
+        held.publishing = None;
+        let event = ticket.delivery.event.clone();
+        let ended = match published {
+            Published::Confirmed => {
+                self.broker_failures = 0;
+                held.confirmed.push(event);
+                if !held.waiting.is_empty() && !self.stopping && self.paused_until.is_none() {
+                    return;
+                }
+                None
+            }
+            Published::Failed(reason) => Some((event, Ending::Failed(reason))),
+            Published::Rejected(reason) => Some((event, Ending::Rejected(reason))),
+            Published::Unavailable(reason) => {
+                self.broker_away();
+                Some((event, Ending::Unavailable(reason)))
+            }
+            Published::Abandoned => None,
+        };
+        self.end_run(&ticket.lease.lane, ended);
+    }
+
+    /// Stops: claims no more, and releases what is not being published (F12). What is being published is still waited for;
+    /// see [`RelayMachine::abandon`].
+    pub fn handle_stop(&mut self, now: Millis) {
+        self.handle_timeout(now);
+        self.stopping = true;
+        self.release_waiting();
+    }
+
+    /// Waits no longer for publishes that are under way: their outcome is unknown, so they are released, and no failure is counted (F12).
+    pub fn abandon(&mut self, now: Millis) {
+        self.handle_timeout(now);
+        let lanes: Vec<OrderingKey> = self.held.keys().cloned().collect();
+        lanes.iter().for_each(|lane| self.end_run(lane, None));
+    }
+
+    /// What there is to do next; `None` if there is nothing before the next event or timeout.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        if !self.transaction && self.store_paused_until.is_none() {
+            let renew: Vec<LeaseRef> = self
+                .held
+                .iter()
+                .filter(|(_, held)| held.renew_at <= self.now)
+                .map(|(lane, held)| LeaseRef { lane: lane.clone(), token: held.token })
+                .collect();
+            if !renew.is_empty() {
+                self.transaction = true;
+                return Some(Action::Renew(renew));
+            }
+        }
+        let publish = self.next_publishes();
+        if !publish.is_empty() {
+            self.counters.published += publish.len() as u64;
+            return Some(Action::Publish(publish));
+        }
+        if !self.transaction && self.store_paused_until.is_none() {
+            let claim = if self.wants_claim() { self.free() } else { 0 };
+            if claim > 0 || !self.results.is_empty() {
+                self.transaction = true;
+                self.settling = core::mem::take(&mut self.results);
+                return Some(Action::Exchange(Exchange { settle: self.settling.clone(), claim }));
+            }
+        }
+        None
+    }
+
+    /// When to call [`RelayMachine::handle_timeout`], if nothing happens before.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Millis> {
+        if self.is_stopped() {
+            return None;
+        }
+        let renew = self.held.values().map(|held| held.renew_at).min();
+        let claim = (!self.stopping && self.free() > 0).then_some(self.claim_at);
+        let claim = claim.map(|at| at.max(self.paused_until.unwrap_or(at)));
+        let settle = (!self.results.is_empty()).then_some(self.now);
+        let next = [renew, claim, settle].into_iter().flatten().min();
+        next.map(|at| at.max(self.store_paused_until.unwrap_or(at)))
+    }
+
+    fn free(&self) -> usize {
+        let held = |held: &Held| held.waiting.len() + held.confirmed.len() + usize::from(held.publishing.is_some());
+        let used: usize = self.held.values().map(held).sum();
+        let free = self.settings.window.saturating_sub(used);
+        // The first publish after an outage is a probe.
+        if self.broker_failures > 0 { free.min(1) } else { free }
+    }
+
+    fn wants_claim(&self) -> bool {
+        // Small claims while much is under way would only cost transactions.
+        let worthwhile = self.held.is_empty() || self.free() * 2 >= self.settings.window;
+        let probing = self.broker_failures > 0 && !self.held.is_empty();
+        !self.stopping && self.paused_until.is_none() && self.claim_at <= self.now && worthwhile && !probing
+    }
+
+    fn next_publishes(&mut self) -> Vec<Ticket> {
+        if self.stopping || self.paused_until.is_some() {
+            return Vec::new();
+        }
+        let mut tickets = Vec::new();
+        for (lane, held) in &mut self.held {
+            if held.publishing.is_none()
+                && let Some(delivery) = held.waiting.pop_front()
+            {
+                held.publishing = Some(delivery.event.clone());
+                tickets.push(Ticket { lease: LeaseRef { lane: lane.clone(), token: held.token }, delivery });
+            }
+        }
+        tickets
+    }
+
+    fn end_run(&mut self, lane: &OrderingKey, ended: Option<(EventId, Ending)>) {
+        if let Some(held) = self.held.remove(lane) {
+            let lease = LeaseRef { lane: lane.clone(), token: held.token };
+            self.results.push(RunResult { lease, confirmed: held.confirmed, ended });
+        }
+    }
+
+    /// Ends the runs of which nothing is being published; what they have left is released.
+    fn release_waiting(&mut self) {
+        let resting = self.held.iter().filter(|(_, held)| held.publishing.is_none()).map(|(lane, _)| lane.clone());
+        let resting: Vec<OrderingKey> = resting.collect();
+        resting.iter().for_each(|lane| self.end_run(lane, None));
+    }
+
+    fn broker_away(&mut self) {
+        self.counters.unavailable += 1;
+        if self.paused_until.is_none() {
+            self.broker_failures += 1;
+            self.paused_until = Some(self.now + self.pause(self.broker_failures));
+        }
+        self.release_waiting();
+    }
+
+    fn pause(&self, failures: u32) -> Duration {
+        let doubled = 1_u32.checked_shl(failures.saturating_sub(1).min(31)).unwrap_or(u32::MAX);
+        self.settings.pause_base.saturating_mul(doubled).min(self.settings.pause_cap)
+    }
+}
+
+impl Published {
+    /// What to answer for an event whose envelope is not in the store.
+    pub(crate) fn no_envelope() -> Self {
+        Self::Rejected(Reason::new("its envelope is not in the store, which must be damaged"))
+    }
+}

@@ -1,0 +1,138 @@
+//! What a relay publishes to: a broker, or a consumer in the same process.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::future::Future;
+
+use crate::event::Event;
+use crate::ids::Reason;
+use crate::inbox::{Handled, Inbox, Receipt};
+use crate::store::{Store, Writing};
+use crate::time::Millis;
+
+/// An event on its way: what a publisher is given, and what a consumer gets.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// The envelope and the payload.
+    pub event: Event,
+    /// The event's place in its ordering key.
+    pub sequence: u64,
+    /// The place of the event that was published before it in its ordering key, 0 if there was none.
+    pub after: u64,
+    /// Which start of a publish this is, from 1. A consumer must not rely on it.
+    pub attempt: u32,
+}
+
+/// What became of a publish.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[must_use]
+pub enum Published {
+    /// The broker has it for sure, and has a place for it to go to (F20).
+    Confirmed,
+    /// It failed, or nobody knows: counted, and tried again after a backoff.
+    Failed(Reason),
+    /// The broker will never take it: dead at once (F14).
+    Rejected(Reason),
+    /// The broker cannot be reached: counted against no event; the relay pauses (F15).
+    Unavailable(Reason),
+    /// The publish was given up, since the relay stops: released, and counted against no event (F12).
+    Abandoned,
+}
+
+/// Hands events to a broker.
+pub trait Publisher {
+    /// Publishes a batch and answers for each of its messages, in their order. No two of them have the same ordering key, so they may be
+    /// published at the same time. What is left without an answer counts as failed.
+    fn publish(&mut self, batch: &[Message], now: Millis) -> Vec<Published>;
+}
+
+/// The async twin of [`Publisher`].
+pub trait AsyncPublisher: Send + Sync {
+    /// As [`Publisher::publish`]. Several calls may be under way at the same time. A future that is dropped counts as [`Published::Abandoned`].
+    fn publish(&self, batch: &[Message], now: Millis) -> impl Future<Output = Vec<Published>> + Send;
+}
+
+impl<P: Publisher + ?Sized> Publisher for &mut P {
+    fn publish(&mut self, batch: &[Message], now: Millis) -> Vec<Published> {
+        (**self).publish(batch, now)
+    }
+}
+
+/// A publisher that calls a consumer in the same process, through its inbox: applied and duplicate are confirmed, what
+/// fails is tried again, what is refused or set aside is not brought again.
+///
+/// Its faults can be injected, for tests and demonstrations.
+pub struct InProcess<'a, S, H, F = fn(&Message) -> Option<Fault>> {
+    inbox: Inbox<'a, S>,
+    handler: H,
+    faults: F,
+}
+
+/// What may go wrong between a relay and a consumer.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// The publish does not happen, and this is the answer.
+    Instead(Published),
+    /// The consumer gets the event, and then this is the answer: the confirmation is lost.
+    After(Published),
+}
+
+impl<S, H, F> fmt::Debug for InProcess<'_, S, H, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InProcess").finish_non_exhaustive()
+    }
+}
+
+impl<'a, S, H> InProcess<'a, S, H> {
+    /// Delivers to this inbox, with this handler; see [`Inbox::receive`].
+    pub fn new(inbox: Inbox<'a, S>, handler: H) -> Self {
+        Self { inbox, handler, faults: |_| None }
+    }
+
+    /// Asks for each message whether something goes wrong with it.
+    pub fn with_faults<F: FnMut(&Message) -> Option<Fault>>(self, faults: F) -> InProcess<'a, S, H, F> {
+        InProcess { inbox: self.inbox, handler: self.handler, faults }
+    }
+}
+
+impl<S, H, F, E> Publisher for InProcess<'_, S, H, F>
+where
+    S: Store,
+    H: FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+    E: fmt::Display,
+    F: FnMut(&Message) -> Option<Fault>,
+{
+    fn publish(&mut self, batch: &[Message], now: Millis) -> Vec<Published> {
+        let mut answers = Vec::with_capacity(batch.len());
+        for message in batch {
+            answers.push(match (self.faults)(message) {
+                Some(Fault::Instead(answer)) => answer,
+                Some(Fault::After(answer)) => {
+                    let _lost = self.deliver(message, now);
+                    answer
+                }
+                None => self.deliver(message, now),
+            });
+        }
+        answers
+    }
+}
+
+impl<S: Store, H, F> InProcess<'_, S, H, F> {
+    fn deliver<E>(&mut self, message: &Message, now: Millis) -> Published
+    where
+        H: FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+        E: fmt::Display,
+    {
+        match self.inbox.receive(message, now, &mut self.handler) {
+            Ok(Receipt::Applied | Receipt::Duplicate | Receipt::Poisoned) => Published::Confirmed,
+            Ok(Receipt::Failed(reason)) => Published::Failed(reason),
+            Ok(Receipt::Deferred(reason)) => Published::Failed(reason),
+            Ok(Receipt::WaitsFor(sequence)) => {
+                Published::Failed(Reason::new(format_args!("the consumer waits for sequence {sequence} of its ordering key")))
+            }
+            Ok(Receipt::Refused(refusal)) => Published::Rejected(Reason::new(refusal)),
+            Err(error) => Published::Unavailable(Reason::new(error)),
+        }
+    }
+}

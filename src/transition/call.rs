@@ -1,0 +1,260 @@
+//! Effects outside of the transaction, such as a payment or a mail, which can happen twice (P9, F22).
+//!
+//! No commit can hold such an effect, but a row can hold what is known of it: that it is to be made, that it was started, that it is
+//! done. If the program dies after the start, nobody knows whether it happened; that is a state of its own, and what to do about it
+//! is a rule that the user chose, never a guess. The event id is the key to hand to the other side, so that it can recognise a repetition.
+//!
+//! ```text
+//!   intend          start             finish
+//!   -------> intended -----> started ---------> done
+//!               ^  ^           |  |              ^
+//!               |  +- fail ----+  | start again, after the patience is over
+//!               |                 v              |
+//!               +- resolve(no) - unknown - resolve(yes), finish
+//! ```
+//!
+//! Commit the intent together with the inbox row, commit the start before the call is made, and commit the end after it.
+
+use core::time::Duration;
+
+use thiserror::Error;
+
+use crate::boundary::{Batch, Decision, Query, Rows, Transition};
+use crate::ids::{Consumer, EventId, Reason};
+use crate::table::{CallRow, CallState, Key, Record, Revision};
+use crate::time::Millis;
+
+/// Which call: what a consumer does outside because of an event.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallKey {
+    /// Who makes it.
+    pub consumer: Consumer,
+    /// Because of which event. Its id is the idempotency key to hand to the other side.
+    pub event: EventId,
+}
+
+impl CallKey {
+    fn query(&self) -> Query {
+        Query::rows([Key::Call(self.consumer.clone(), self.event.clone())])
+    }
+
+    fn write(&self, batch: &mut Batch, there: Option<Revision>, row: CallRow) {
+        let record = Record::Call(self.consumer.clone(), self.event.clone(), row);
+        match there {
+            None => batch.insert(record),
+            Some(revision) => batch.update(revision, record),
+        }
+    }
+}
+
+/// What was asked of a call does not fit its state.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CallRefused {
+    /// No intent was committed.
+    #[error("consumer {} has not recorded the intent of a call for event {}; commit the intent first", key.consumer, key.event)]
+    NotIntended {
+        /// Which call.
+        key: CallKey,
+    },
+    /// It was not started, so it cannot have ended.
+    #[error("the call of consumer {} for event {} is {}, so it cannot be ended; start it first", key.consumer, key.event, state.name())]
+    NotStarted {
+        /// Which call.
+        key: CallKey,
+        /// What is known of it.
+        state: CallState,
+    },
+    /// It is done already.
+    #[error("the call of consumer {} for event {} is done already", key.consumer, key.event)]
+    Done {
+        /// Which call.
+        key: CallKey,
+    },
+}
+
+/// Records that a call is to be made; in the transaction that applies the event.
+///
+/// | call      | what is written | outcome |
+/// |-----------|-----------------|---------|
+/// | none      | intended        | `true`  |
+/// | any       | nothing         | `false` |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Intend(CallKey);
+
+impl Intend {
+    /// Intends this call.
+    #[must_use]
+    pub const fn new(call: CallKey) -> Self {
+        Self(call)
+    }
+}
+
+impl Transition for Intend {
+    type Outcome = bool;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.0.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
+        let mut batch = Batch::new();
+        let new = rows.call().is_none();
+        if new {
+            self.0.write(&mut batch, None, CallRow { state: CallState::Intended, at: now, starts: 0, note: None });
+        }
+        Ok(Decision::new(batch, new))
+    }
+}
+
+/// What to do about a call that was started, and of which nobody knows whether it happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WhenUnknown {
+    /// Ask the other side, by the event id, and say with [`Resolve`] what it answered.
+    Ask,
+    /// Make it again: the other side recognises a repetition by the event id, or it does no harm.
+    Repeat,
+    /// Wait until an operator says with [`Resolve`] whether it happened.
+    Wait,
+}
+
+/// Starts a call. Commit this before the call is made.
+///
+/// | call                                  | rule                    | what is written    | outcome |
+/// |---------------------------------------|-------------------------|--------------------|---------|
+/// | intended                              |                         | started            | [`Started::Call`] |
+/// | started, within the patience          |                         | nothing            | [`Started::UnderWay`] |
+/// | started, longer ago; or unknown       | [`WhenUnknown::Repeat`] | started once more  | [`Started::Call`] |
+/// | started, longer ago; or unknown       | [`WhenUnknown::Ask`]    | unknown            | [`Started::Ask`] |
+/// | started, longer ago; or unknown       | [`WhenUnknown::Wait`]   | unknown            | [`Started::Wait`] |
+/// | done                                  |                         | nothing            | [`Started::Done`] |
+/// | none                                  |                         | nothing            | refused, [`CallRefused::NotIntended`] |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Start {
+    call: CallKey,
+    patience: Duration,
+    when_unknown: WhenUnknown,
+}
+
+impl Start {
+    /// Starts a call; one that was started more than `patience` ago and has not ended is taken for unknown.
+    #[must_use]
+    pub const fn new(call: CallKey, patience: Duration, when_unknown: WhenUnknown) -> Self {
+        Self { call, patience, when_unknown }
+    }
+}
+
+/// What to do now about a call.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[must_use]
+pub enum Started {
+    /// Make it, with the event id as the key for the other side.
+    Call,
+    /// Somebody is making it just now.
+    UnderWay,
+    /// Ask the other side whether it happened.
+    Ask,
+    /// An operator has to say whether it happened.
+    Wait,
+    /// It is done; this was noted then.
+    Done(Option<Reason>),
+}
+
+impl Transition for Start {
+    type Outcome = Started;
+    type Refusal = CallRefused;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.call.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Started>, CallRefused> {
+        let Some((row, revision)) = rows.call() else {
+            return Err(CallRefused::NotIntended { key: self.call.clone() });
+        };
+        let (state, outcome) = match (row.state, self.when_unknown) {
+            (CallState::Done, _) => return Ok(Decision::nothing(Started::Done(row.note.clone()))),
+            (CallState::Started, _) if now.since(row.at) < self.patience => return Ok(Decision::nothing(Started::UnderWay)),
+            (CallState::Intended, _) | (CallState::Started | CallState::Unknown, WhenUnknown::Repeat) => {
+                (CallState::Started, Started::Call)
+            }
+            (CallState::Started | CallState::Unknown, WhenUnknown::Ask) => (CallState::Unknown, Started::Ask),
+            (CallState::Started | CallState::Unknown, WhenUnknown::Wait) => (CallState::Unknown, Started::Wait),
+        };
+        let mut batch = Batch::new();
+        if state == CallState::Started {
+            let row = CallRow { state, at: now, starts: row.starts + 1, note: row.note.clone() };
+            self.call.write(&mut batch, Some(revision), row);
+        } else if row.state != state {
+            let note = Some(Reason::new("it was started, and nobody knows whether it happened"));
+            self.call.write(&mut batch, Some(revision), CallRow { state, at: now, starts: row.starts, note });
+        }
+        Ok(Decision::new(batch, outcome))
+    }
+}
+
+/// How a call ended.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CallEnd {
+    /// It happened; what the other side answered may be noted.
+    Done(Option<Reason>),
+    /// It surely did not happen, for this reason; it may be started again.
+    NotDone(Reason),
+    /// Nobody knows, for this reason.
+    Unknown(Reason),
+}
+
+/// Records how a call ended, or what was found out about one that is unknown.
+///
+/// | call               | end        | what is written | outcome |
+/// |--------------------|------------|-----------------|---------|
+/// | started or unknown | done       | done            | `()`    |
+/// | started or unknown | not done   | intended        | `()`    |
+/// | started or unknown | unknown    | unknown         | `()`    |
+/// | done               | done       | nothing         | `()`    |
+/// | done               | other      | nothing         | refused, [`CallRefused::Done`] |
+/// | intended           | any        | nothing         | refused, [`CallRefused::NotStarted`] |
+/// | none               | any        | nothing         | refused, [`CallRefused::NotIntended`] |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Resolve {
+    call: CallKey,
+    end: CallEnd,
+}
+
+impl Resolve {
+    /// This call ended so.
+    #[must_use]
+    pub const fn new(call: CallKey, end: CallEnd) -> Self {
+        Self { call, end }
+    }
+}
+
+impl Transition for Resolve {
+    type Outcome = ();
+    type Refusal = CallRefused;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.call.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<()>, CallRefused> {
+        let key = || self.call.clone();
+        let Some((row, revision)) = rows.call() else {
+            return Err(CallRefused::NotIntended { key: key() });
+        };
+        match (row.state, &self.end) {
+            (CallState::Done, CallEnd::Done(_)) => return Ok(Decision::nothing(())),
+            (CallState::Done, CallEnd::NotDone(_) | CallEnd::Unknown(_)) => return Err(CallRefused::Done { key: key() }),
+            (state @ CallState::Intended, _) => return Err(CallRefused::NotStarted { key: key(), state }),
+            (CallState::Started | CallState::Unknown, _) => {}
+        }
+        let (state, note) = match &self.end {
+            CallEnd::Done(note) => (CallState::Done, note.clone()),
+            CallEnd::NotDone(reason) => (CallState::Intended, Some(reason.clone())),
+            CallEnd::Unknown(reason) => (CallState::Unknown, Some(reason.clone())),
+        };
+        let mut batch = Batch::new();
+        self.call.write(&mut batch, Some(revision), CallRow { state, at: now, starts: row.starts, note });
+        Ok(Decision::new(batch, ()))
+    }
+}
