@@ -214,7 +214,11 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             let (scope, id) = pair(table, key)?;
             let key = RequestKey { scope, id };
             let digest = value.digest()?;
-            let fingerprint = Fingerprint::from_stored(digest, value.text()?);
+            let summary = value.text()?;
+            let fingerprint = Fingerprint::from_stored(digest, summary);
+            if fingerprint.summary() != summary {
+                return Err(value.damaged("a summary that was never made"));
+            }
             let registered_at = value.time()?;
             let placed = value.option(|value| {
                 let order = value.name()?;
@@ -237,6 +241,9 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             time: value.time()?,
             headers: {
                 let pairs = value.list(Headers::MAX, |value| Ok((value.text()?, value.text()?)))?;
+                if !pairs.is_sorted_by(|(a, _), (b, _)| a < b) {
+                    return Err(value.damaged("headers that are not in their order"));
+                }
                 let headers = pairs.into_iter().try_fold(Headers::new(), |headers, (name, value)| headers.with(name, value));
                 headers.map_err(|invalid| value.damaged(invalid))?
             },
@@ -437,7 +444,10 @@ impl<'a> Parser<'a> {
     }
 
     fn reason(&mut self) -> Result<Reason, Damaged> {
-        self.text().map(Reason::new)
+        let text = self.text()?;
+        let reason = Reason::new(text);
+        // It is made to fit when it is given, so one that does not fit was not written by us.
+        if reason.as_str() == text { Ok(reason) } else { Err(self.damaged("a reason that was never made")) }
     }
 
     fn digest(&mut self) -> Result<Digest, Damaged> {

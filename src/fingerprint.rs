@@ -75,6 +75,9 @@ impl Fingerprint {
     /// The largest length of the summary, in bytes; what is longer is cut and ends in `…`.
     pub const MAX_SUMMARY: usize = 256;
 
+    /// How many bytes are enough to fill a summary and one more: to be shown, a control character shrinks to half at most.
+    const ENOUGH: usize = 2 * (Self::MAX_SUMMARY + 1) + 4;
+
     /// Of named fields. Their order does not matter; a name given twice counts twice.
     #[must_use]
     pub fn of<N: AsRef<str>, V: AsRef<str>>(fields: impl IntoIterator<Item = (N, V)>) -> Self {
@@ -90,7 +93,7 @@ impl Fingerprint {
             summary.push_str(name.as_ref());
             summary.push('=');
             summary.push_str(value.as_ref());
-            if summary.len() > Self::MAX_SUMMARY {
+            if summary.len() > Self::ENOUGH {
                 break;
             }
         }
@@ -101,7 +104,7 @@ impl Fingerprint {
     #[must_use]
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let digest = Digest::of_parts("twobox/bytes/1", [bytes]);
-        let beginning = &bytes[..bytes.len().min(Self::MAX_SUMMARY + 4)];
+        let beginning = &bytes[..bytes.len().min(Self::ENOUGH)];
         Self { digest, summary: fit(&String::from_utf8_lossy(beginning), Self::MAX_SUMMARY) }
     }
 

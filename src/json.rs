@@ -12,16 +12,48 @@ use crate::ids::Invalid;
 /// The canonical text of a document.
 pub(crate) fn canonical(field: &'static str, document: &[u8]) -> Result<String, Invalid> {
     let refuse = |reason: String| Invalid::NotJson { field, reason: reason.into() };
-    let Strict(value) = serde_json::from_slice(document).map_err(|error| refuse(error.to_string()))?;
+    let document = core::str::from_utf8(document).map_err(|error| refuse(error.to_string()))?;
+    let Strict(value) = serde_json::from_str(document).map_err(|error| refuse(error.to_string()))?;
+    if let Some(integer) = inexact_integer(document) {
+        return Err(refuse(alloc::format!("the integer {integer} lies beyond 2^53; give it as a string")));
+    }
     serde_json_canonicalizer::to_string(&value).map_err(|error| refuse(error.to_string()))
 }
 
-/// JSON as RFC 8785 presumes it (I-JSON, RFC 7493): no name twice in an object, no integer beyond those that a double tells apart.
-/// The parser alone would keep the last of two members, and the canonical form would then blur what must differ.
-struct Strict(Value);
-
 /// The largest integer up to which each one is a double of its own.
 const EXACT: u64 = 1 << 53;
+
+/// The first integer of a JSON document that a double does not tell apart from its neighbours. The parser makes doubles of
+/// the largest ones, so only the document shows what they were.
+fn inexact_integer(document: &str) -> Option<&str> {
+    let mut rest = document;
+    while let Some(start) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
+        rest = &rest[start..];
+        if let Some(string) = rest.strip_prefix('"') {
+            let mut escaped = false;
+            let end = string.find(|c: char| {
+                let ends = c == '"' && !escaped;
+                escaped = c == '\\' && !escaped;
+                ends
+            })?;
+            rest = &string[end + 1..];
+            continue;
+        }
+        let end = rest.find(|c: char| !matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E')).unwrap_or(rest.len());
+        let number = &rest[..end];
+        let digits = number.trim_start_matches('-');
+        let integer = digits.bytes().all(|byte| byte.is_ascii_digit());
+        if integer && digits.parse::<u64>().map_or(true, |integer| integer > EXACT) {
+            return Some(number);
+        }
+        rest = &rest[end..];
+    }
+    None
+}
+
+/// JSON as RFC 8785 presumes it (I-JSON, RFC 7493): no name twice in an object.
+/// The parser alone would keep the last of two members, and the canonical form would then blur what must differ.
+struct Strict(Value);
 
 impl<'de> Deserialize<'de> for Strict {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
@@ -51,16 +83,10 @@ impl<'de> Visitor<'de> for StrictVisitor {
     }
 
     fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
-        if value > EXACT {
-            return Err(E::custom(format_args!("the integer {value} is larger than 2^53; give it as a string")));
-        }
         Ok(Value::Number(value.into()))
     }
 
     fn visit_i64<E: Error>(self, value: i64) -> Result<Value, E> {
-        if value.unsigned_abs() > EXACT {
-            return Err(E::custom(format_args!("the integer {value} is smaller than -2^53; give it as a string")));
-        }
         Ok(Value::Number(value.into()))
     }
 

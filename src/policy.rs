@@ -1,5 +1,7 @@
 //! Settings of delivery: leases, backoff, limits, and what a dead event does to its lane. All defaults are here.
 
+use alloc::format;
+use alloc::string::String;
 use core::time::Duration;
 
 use crate::fingerprint::Digest;
@@ -56,18 +58,21 @@ impl DeliveryPolicy {
     ///
     /// [`Invalid`] if a limit is zero, the backoff is shorter than a millisecond or longer than its cap, or `max_starts` is not larger than `max_failures`.
     pub fn checked(self) -> Result<Self, Invalid> {
-        let refuse = |field, reason: &str| Err(Invalid::Unsafe { field, reason: reason.into() });
-        if self.backoff_base < Duration::from_millis(1) {
-            return refuse("backoff_base", "a failing event would be retried in a hot loop; give at least 1 ms");
+        let refuse = |field, reason: String| Err(Invalid::Unsafe { field, reason: reason.into() });
+        let Self { backoff_base: base, backoff_cap: cap, max_failures: failures, max_starts: starts, when_dead: _ } = self;
+        if base < Duration::from_millis(1) {
+            let reason = format!("it is {base:?}, a failing event would be retried in a hot loop; give at least 1 ms");
+            return refuse("backoff_base", reason);
         }
-        if self.backoff_cap < self.backoff_base {
-            return refuse("backoff_cap", "it is shorter than backoff_base");
+        if cap < base {
+            return refuse("backoff_cap", format!("it is {cap:?}, shorter than backoff_base ({base:?})"));
         }
-        if self.max_failures == 0 {
-            return refuse("max_failures", "no event could ever be published; give at least 1");
+        if failures == 0 {
+            return refuse("max_failures", "it is 0, no event could ever be published; give at least 1".into());
         }
-        if self.max_starts <= self.max_failures {
-            return refuse("max_starts", "each failure is a start too; give more than max_failures");
+        if starts <= failures {
+            let reason = format!("it is {starts}, but each failure is a start too; give more than max_failures ({failures})");
+            return refuse("max_starts", reason);
         }
         Ok(self)
     }
@@ -85,7 +90,8 @@ impl DeliveryPolicy {
         let doublings = failures.saturating_sub(1).min(32);
         let whole = self.backoff_base.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(self.backoff_cap);
         let digest = Digest::of_parts("twobox/jitter/1", [event.as_str().as_bytes(), &failures.to_be_bytes()[..]]);
-        let share = u32::from(digest.0[0]);
-        (whole / 2 + (whole / 2) * share / 255).max(Duration::from_millis(1))
+        let half = whole.as_nanos() / 2;
+        let jitter = half * u128::from(digest.0[0]) / 255;
+        Duration::from_nanos_u128(half + jitter).max(Duration::from_millis(1))
     }
 }

@@ -45,7 +45,8 @@ impl<'a> Claim<'a> {
             return Err(Invalid::OutOfRange { field: "limit", min: 1, max: Self::MAX as u64, value: limit as u64 });
         }
         if lease < Duration::from_millis(1) {
-            return Err(Invalid::Unsafe { field: "lease", reason: "it must last for a millisecond at least".into() });
+            let reason = alloc::format!("it is {lease:?}, it must last for 1 ms at least").into();
+            return Err(Invalid::Unsafe { field: "lease", reason });
         }
         Ok(Self { policy, owner, lease, limit, run: limit.min(16) })
     }

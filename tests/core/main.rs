@@ -1,0 +1,11 @@
+//! The core by itself: every rule, limit, format and driver of it, without a store of its own.
+//!
+//! One module a subject. What holds across stores is the conformance kit's.
+
+// A helper that cannot go on has found a failure, as a test has.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod codec;
+mod fingerprint;
+mod limits;
+mod support;

@@ -1,0 +1,212 @@
+//! What the modules share: short ways to make names and rows, and strategies that make any row there can be.
+
+use core::fmt::Debug;
+
+use proptest::prelude::*;
+use twobox::{
+    Body, Change, Consumer, ContentType, DeliveryState, Digest, Event, EventId, EventType, Expect, Fingerprint, HeaderName,
+    HeaderValue, Headers, InboxRow, InboxState, Invalid, LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow,
+    Owner, Placed, Reason, Record, RequestId, RequestKey, RequestRow, Revision, Scope, Stored,
+};
+
+/// A name of whatever type is wanted.
+pub(crate) fn name<T: for<'a> TryFrom<&'a str, Error = Invalid>>(text: &str) -> T {
+    T::try_from(text).unwrap()
+}
+
+pub(crate) fn ms(millis: u64) -> Millis {
+    Millis::new(millis)
+}
+
+/// A row as it was read at a revision.
+pub(crate) fn stored(revision: u64, record: Record) -> Stored {
+    Stored { record, revision: Revision::from_stored(revision) }
+}
+
+/// The change that writes a new row.
+pub(crate) fn insert(record: Record) -> Change {
+    Change::Put { expect: Expect::Absent, record }
+}
+
+/// The change that writes a row which was read at a revision.
+pub(crate) fn update(revision: u64, record: Record) -> Change {
+    Change::Put { expect: Expect::Revision(Revision::from_stored(revision)), record }
+}
+
+/// A lane that has had no events.
+pub(crate) const LANE: LaneRow = LaneRow { next: 1, confirmed: 0, due: None, starts: 0, token: 0, lease: None, blocked_by: None };
+
+/// A pending event at a place of a lane, committed at 100 and due since then.
+pub(crate) fn pending(lane: &str, sequence: u64) -> OutboxRow {
+    OutboxRow {
+        lane: name(lane),
+        sequence,
+        event_type: name("order.created"),
+        committed_at: ms(100),
+        due: ms(100),
+        starts: 0,
+        failures: 0,
+        state: DeliveryState::Pending,
+        reason: None,
+    }
+}
+
+pub(crate) fn lease(owner: &str, until: u64, through: u64) -> Lease {
+    Lease { owner: name(owner), until: ms(until), through }
+}
+
+/// Names made of what is hard: prefixes of each other, several bytes a character, characters next to the separators.
+pub(crate) fn names<T: for<'a> TryFrom<&'a str, Error = Invalid> + Debug + Clone>(max: usize) -> BoxedStrategy<T> {
+    let hard =
+        prop::sample::select(vec!['a', 'b', 'B', ' ', '!', '/', '~', 'é', '\u{7ff}', '€', '\u{ffff}', '\u{10000}', '\u{10ffff}']);
+    let short = prop::collection::vec(prop_oneof![4 => prop::sample::select(vec!['a', 'b']), 1 => hard], 1..6);
+    let short = short.prop_map(|chars| chars.into_iter().collect::<String>());
+    let longest = prop_oneof![Just("x".repeat(max)), Just("é".repeat(max / 2))];
+    prop_oneof![20 => short, 1 => longest].prop_map(|text| name(&text)).boxed()
+}
+
+/// Numbers, with those at the ends more often.
+pub(crate) fn numbers() -> BoxedStrategy<u64> {
+    prop_oneof![4 => 0..5_u64, 1 => Just(127), 1 => Just(128), 1 => Just(u64::MAX), 1 => Just(u64::MAX - 1), 2 => any::<u64>()]
+        .boxed()
+}
+
+pub(crate) fn counts() -> BoxedStrategy<u32> {
+    prop_oneof![4 => 0..5_u32, 1 => Just(u32::MAX), 1 => Just(u32::MAX - 1), 1 => any::<u32>()].boxed()
+}
+
+pub(crate) fn times() -> BoxedStrategy<Millis> {
+    numbers().prop_map(Millis::new).boxed()
+}
+
+pub(crate) fn digests() -> BoxedStrategy<Digest> {
+    any::<[u8; 32]>().prop_map(Digest).boxed()
+}
+
+pub(crate) fn reasons() -> BoxedStrategy<Option<Reason>> {
+    prop::option::of(prop_oneof![8 => ".{0,12}", 1 => Just("…é".repeat(300))].prop_map(Reason::new)).boxed()
+}
+
+pub(crate) fn bodies() -> BoxedStrategy<Body> {
+    (names::<ContentType>(ContentType::MAX), prop::collection::vec(any::<u8>(), 0..40))
+        .prop_map(|(content_type, bytes)| Body::new(content_type, bytes).unwrap())
+        .boxed()
+}
+
+pub(crate) fn fingerprints() -> BoxedStrategy<Fingerprint> {
+    (digests(), ".{0,20}").prop_map(|(digest, summary)| Fingerprint::from_stored(digest, &summary)).boxed()
+}
+
+pub(crate) fn headers() -> BoxedStrategy<Headers> {
+    prop::collection::btree_map(names::<HeaderName>(HeaderName::MAX), names::<HeaderValue>(HeaderValue::MAX), 0..5)
+        .prop_map(|pairs| pairs.iter().try_fold(Headers::new(), |headers, (name, value)| headers.with(name, value)).unwrap())
+        .boxed()
+}
+
+fn request_keys() -> BoxedStrategy<RequestKey> {
+    (names::<Scope>(Scope::MAX), names::<RequestId>(RequestId::MAX)).prop_map(|(scope, id)| RequestKey { scope, id }).boxed()
+}
+
+fn order_ids() -> BoxedStrategy<OrderId> {
+    names(OrderId::MAX)
+}
+
+fn event_ids() -> BoxedStrategy<EventId> {
+    names(EventId::MAX)
+}
+
+fn ordering_keys() -> BoxedStrategy<OrderingKey> {
+    names(OrderingKey::MAX)
+}
+
+fn consumers() -> BoxedStrategy<Consumer> {
+    names(Consumer::MAX)
+}
+
+fn request_rows() -> BoxedStrategy<RequestRow> {
+    let placed = (order_ids(), prop::collection::vec(event_ids(), 0..4)).prop_map(|(order, events)| Placed { order, events });
+    (fingerprints(), times(), prop::option::of(placed))
+        .prop_map(|(fingerprint, registered_at, placed)| RequestRow { fingerprint, registered_at, placed })
+        .boxed()
+}
+
+fn order_rows() -> BoxedStrategy<OrderRow> {
+    (request_keys(), times(), bodies()).prop_map(|(request, committed_at, body)| OrderRow { request, committed_at, body }).boxed()
+}
+
+pub(crate) fn events() -> BoxedStrategy<Event> {
+    let names = (event_ids(), order_ids(), names::<EventType>(EventType::MAX), ordering_keys());
+    (names, counts(), times(), headers(), bodies())
+        .prop_map(|((id, order, event_type, ordering_key), schema_version, time, headers, body)| Event {
+            id,
+            order,
+            event_type,
+            schema_version,
+            ordering_key,
+            time,
+            headers,
+            body,
+        })
+        .boxed()
+}
+
+fn outbox_rows() -> BoxedStrategy<OutboxRow> {
+    let state = prop_oneof![
+        2 => Just(DeliveryState::Pending),
+        1 => times().prop_map(DeliveryState::Confirmed),
+        1 => times().prop_map(DeliveryState::Dead),
+        1 => times().prop_map(DeliveryState::Discarded),
+        1 => times().prop_map(DeliveryState::Cancelled),
+    ];
+    let place = (ordering_keys(), numbers(), names::<EventType>(EventType::MAX));
+    (place, times(), times(), counts(), counts(), state, reasons())
+        .prop_map(|((lane, sequence, event_type), committed_at, due, starts, failures, state, reason)| OutboxRow {
+            lane,
+            sequence,
+            event_type,
+            committed_at,
+            due,
+            starts,
+            failures,
+            state,
+            reason,
+        })
+        .boxed()
+}
+
+pub(crate) fn lane_rows() -> BoxedStrategy<LaneRow> {
+    let lease =
+        (names::<Owner>(Owner::MAX), times(), numbers()).prop_map(|(owner, until, through)| Lease { owner, until, through });
+    (numbers(), numbers(), prop::option::of(times()), counts(), numbers(), prop::option::of(lease), prop::option::of(event_ids()))
+        .prop_map(|(next, confirmed, due, starts, token, lease, blocked_by)| LaneRow {
+            next,
+            confirmed,
+            due,
+            starts,
+            token,
+            lease,
+            blocked_by,
+        })
+        .boxed()
+}
+
+pub(crate) fn inbox_rows() -> BoxedStrategy<InboxRow> {
+    let state = prop::sample::select(vec![InboxState::Applied, InboxState::Failing, InboxState::Poisoned]);
+    (digests(), times(), state, counts(), reasons())
+        .prop_map(|(content, at, state, failures, reason)| InboxRow { content, at, state, failures, reason })
+        .boxed()
+}
+
+/// Any row of any table.
+pub(crate) fn records() -> BoxedStrategy<Record> {
+    prop_oneof![
+        (request_keys(), request_rows()).prop_map(|(key, row)| Record::Request(key, row)),
+        (order_ids(), order_rows()).prop_map(|(id, row)| Record::Order(id, row)),
+        events().prop_map(Record::Event),
+        (event_ids(), outbox_rows()).prop_map(|(id, row)| Record::Outbox(id, row)),
+        (ordering_keys(), lane_rows()).prop_map(|(key, row)| Record::Lane(key, row)),
+        (consumers(), event_ids(), inbox_rows()).prop_map(|(consumer, id, row)| Record::Inbox(consumer, id, row)),
+        (consumers(), event_ids(), bodies()).prop_map(|(consumer, id, body)| Record::Effect(consumer, id, body)),
+    ]
+    .boxed()
+}
