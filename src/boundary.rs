@@ -89,8 +89,8 @@ pub enum Query {
     /// Pending events, to walk through them. Answer: the outbox rows of pending events in the order of (lane, sequence), after this
     /// place, at most `limit`; before the first row of each lane stands the row of the lane.
     Pending {
-        /// Only places after this one.
-        after: Option<(OrderingKey, u64)>,
+        /// Only places after that of this event: its lane, its sequence, its id.
+        after: Option<(OrderingKey, u64, EventId)>,
         /// How many outbox rows at most.
         limit: usize,
     },

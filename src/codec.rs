@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::event::{Body, Event, Headers};
 use crate::fingerprint::{Digest, Fingerprint};
-use crate::ids::{Invalid, Reason, RequestKey};
+use crate::ids::{Invalid, OrderingKey, Reason, RequestKey};
 use crate::table::{
     CallRow, CallState, DeliveryState, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, Placed,
     PositionRow, Record, RequestRow, Revision, Stored, Table,
@@ -48,23 +48,48 @@ pub fn encode_key(key: &Key, out: &mut Vec<u8>) {
     }
 }
 
+/// A part of the index: entries of one kind, which stand together and in the order of their question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IndexPart<'a> {
+    /// All of [`IndexEntry::Due`], by time.
+    Due,
+    /// [`IndexEntry::Pending`] of one lane, by sequence.
+    Pending(&'a OrderingKey),
+    /// All of [`IndexEntry::Pending`], by lane and sequence.
+    AllPending,
+    /// All of [`IndexEntry::Dead`], by id.
+    Dead,
+}
+
+/// Appends the bytes with which the entries of a part begin, and no others.
+pub fn encode_index_part(part: IndexPart<'_>, out: &mut Vec<u8>) {
+    match part {
+        IndexPart::Due => out.push(1),
+        IndexPart::Pending(lane) => {
+            out.push(2);
+            out.extend_from_slice(lane.as_str().as_bytes());
+            out.push(SEPARATOR);
+        }
+        IndexPart::AllPending => out.push(2),
+        IndexPart::Dead => out.push(3),
+    }
+}
+
 /// Appends the bytes of an index entry. They sort in the order of [`IndexEntry`].
 pub fn encode_index_entry(entry: &IndexEntry, out: &mut Vec<u8>) {
     match entry {
         IndexEntry::Due(due, lane) => {
-            out.push(1);
+            encode_index_part(IndexPart::Due, out);
             out.extend_from_slice(&due.get().to_be_bytes());
             out.extend_from_slice(lane.as_str().as_bytes());
         }
         IndexEntry::Pending(lane, sequence, id) => {
-            out.push(2);
-            out.extend_from_slice(lane.as_str().as_bytes());
-            out.push(SEPARATOR);
+            encode_index_part(IndexPart::Pending(lane), out);
             out.extend_from_slice(&sequence.to_be_bytes());
             out.extend_from_slice(id.as_str().as_bytes());
         }
         IndexEntry::Dead(id) => {
-            out.push(3);
+            encode_index_part(IndexPart::Dead, out);
             out.extend_from_slice(id.as_str().as_bytes());
         }
     }

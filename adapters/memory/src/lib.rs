@@ -149,9 +149,10 @@ impl Load for State {
                 lanes.iter().for_each(|lane| self.push_lane(lane, *run, &mut rows));
             }
             Query::Pending { after, limit } => {
-                let after = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+                let after = after.as_ref().map(|(lane, sequence, _)| (lane.clone(), *sequence));
+                let after = after.map_or(Bound::Unbounded, Bound::Excluded);
                 let mut last: Option<&OrderingKey> = None;
-                for ((lane, _), id) in self.pending.range::<(OrderingKey, u64), _>((after, Bound::Unbounded)).take(*limit) {
+                for ((lane, _), id) in self.pending.range((after, Bound::Unbounded)).take(*limit) {
                     if last != Some(lane) {
                         self.push_lane(lane, 0, &mut rows);
                         last = Some(lane);

@@ -1,1 +1,322 @@
-//! twobox on redb.
+//! twobox on [redb]: outbox and inbox in an embedded database file, the user's own tables in the same commits.
+//!
+//! Each commit is durable when it returns, and atomic (P2, P5): the rows of twobox and the user's, or none of them. One
+//! transaction writes at a time, so guards never fail here, except in a transaction of the user's that read before.
+//! To begin a transaction waits for the one that is open; on the same thread that is for ever, as with any lock.
+//!
+//! ```
+//! use redb::{ReadableDatabase, TableDefinition};
+//! use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Request, Store};
+//! use twobox_redb::RedbStore;
+//!
+//! const STOCK: TableDefinition<&str, u64> = TableDefinition::new("stock");
+//!
+//! let folder = tempfile::tempdir()?;
+//! let store = RedbStore::create(folder.path().join("shop.redb"))?;
+//!
+//! // The order, its event and a row of our own: one commit.
+//! let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
+//! let events = [Draft::new("order.created", Body::json(r#"{"item":"notebook"}"#)?)?];
+//! let order = CommitOrder::new(&request, OrderId::new("order-1")?, Body::json("{}")?, events)?;
+//! let placed = store.write(Millis::new(1_000), |tx| -> Result<_, Box<dyn std::error::Error>> {
+//!     tx.redb().open_table(STOCK)?.insert("notebook", 39)?;
+//!     Ok(tx.run(&order)?)
+//! }).map_err(|error| error.to_string())?;
+//! assert!(!placed.repeated);
+//! assert_eq!(store.database().begin_read()?.open_table(STOCK)?.get("notebook")?.unwrap().value(), 39);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # A database that is yours
+//!
+//! [`RedbStore::with_database`] makes a store of a database that is open already, [`Lent`] runs transitions in a write
+//! transaction of yours, which you commit, and [`RedbView`] reads in a read transaction of yours. In the database we touch only
+//! tables whose names begin with `twobox_`.
+//!
+//! ```
+//! use twobox::{Fingerprint, Millis, Register, Request, Tables};
+//! use twobox_redb::Lent;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let database = redb::Database::create(folder.path().join("mine.redb"))?;
+//! let mine = database.begin_write()?;
+//! let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
+//! Lent::new(&mine)?.run(Register::new(&request), Millis::new(1_000))?;
+//! mine.commit()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Damage
+//!
+//! Opening verifies the file (see [`RedbOptions::verify_on_open`]) and refuses without changing a byte what is damaged, not
+//! closed properly and beyond repair, of another version, or not ours. Each row has a checksum that is checked when it is read. What
+//! makes redb panic all the same comes out as [`RedbError::Damaged`], unless the program is built to abort on a panic.
+
+mod error;
+mod open;
+mod tables;
+mod trial;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use redb::{Database, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction};
+use twobox::{Applied, Batch, Load, Query, Reader, Rows, Store, Tables, Transaction};
+
+pub use error::RedbError;
+pub use open::RedbOptions;
+
+use error::shielded;
+
+/// A store in a redb database.
+#[derive(Debug)]
+pub struct RedbStore {
+    database: Arc<Database>,
+}
+
+impl RedbStore {
+    /// Creates a store at a path where there is nothing, as [`RedbOptions::create`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn create(path: impl AsRef<Path>) -> Result<Self, RedbError> {
+        RedbOptions::new().create(path)
+    }
+
+    /// Opens a store, as [`RedbOptions::open`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, RedbError> {
+        RedbOptions::new().open(path)
+    }
+
+    /// Opens the store at this path, or creates it, as [`RedbOptions::open_or_create`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open_or_create(path: impl AsRef<Path>) -> Result<Self, RedbError> {
+        RedbOptions::new().open_or_create(path)
+    }
+
+    /// Creates a store on an empty storage, as [`RedbOptions::create_on`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// ```
+    /// let store = twobox_redb::RedbStore::create_on(redb::backends::InMemoryBackend::new())?;
+    /// # Ok::<(), twobox_redb::RedbError>(())
+    /// ```
+    pub fn create_on(storage: impl StorageBackend) -> Result<Self, RedbError> {
+        RedbOptions::new().create_on(storage)
+    }
+
+    /// Opens the store on a storage, as [`RedbOptions::open_on`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open_on(storage: impl StorageBackend) -> Result<Self, RedbError> {
+        RedbOptions::new().open_on(storage)
+    }
+
+    /// The store in a database that is open already. If it has none, our tables are added, in a commit of their own.
+    ///
+    /// # Errors
+    ///
+    /// [`RedbError::NameTaken`] if there are other tables of our names, [`RedbError::UnknownFormat`], or what redb says.
+    pub fn with_database(database: impl Into<Arc<Database>>) -> Result<Self, RedbError> {
+        let database = database.into();
+        shielded(|| match tables::check(&database.begin_read()?) {
+            Err(RedbError::NotTwobox) => {
+                let tx = database.begin_write()?;
+                tables::prepare(&tx)?;
+                Ok(tx.commit()?)
+            }
+            checked => checked,
+        })?;
+        Ok(Self { database })
+    }
+
+    /// The database, for the user's own tables, and for all that redb can do with it.
+    #[must_use]
+    pub fn database(&self) -> &Arc<Database> {
+        &self.database
+    }
+
+    /// Closes the database, unless others hold it. To drop the store does the same and says nothing of errors.
+    ///
+    /// # Errors
+    ///
+    /// What redb says. What was committed is there all the same.
+    pub fn close(self) -> Result<(), RedbError> {
+        match Arc::into_inner(self.database) {
+            Some(database) => Ok(database.close()?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Reader for RedbStore {
+    type Error = RedbError;
+    type View<'a> = RedbView;
+
+    fn view(&self) -> Result<RedbView, RedbError> {
+        Ok(RedbView { tx: self.database.begin_read()? })
+    }
+}
+
+impl Store for RedbStore {
+    type Tx<'a> = RedbTransaction;
+
+    fn begin(&self) -> Result<RedbTransaction, RedbError> {
+        Ok(RedbTransaction { tx: self.database.begin_write()? })
+    }
+}
+
+/// A store that is open for reading alone; see [`RedbOptions::open_read_only`].
+pub struct RedbReader {
+    database: ReadOnlyDatabase,
+}
+
+impl RedbReader {
+    /// Opens a store to read it, as [`RedbOptions::open_read_only`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, RedbError> {
+        RedbOptions::new().open_read_only(path)
+    }
+
+    /// The database, for the user's own tables.
+    #[must_use]
+    pub fn database(&self) -> &ReadOnlyDatabase {
+        &self.database
+    }
+}
+
+impl Reader for RedbReader {
+    type Error = RedbError;
+    type View<'a> = RedbView;
+
+    /// Each view shows what is committed by now, by whichever process.
+    fn view(&self) -> Result<RedbView, RedbError> {
+        shielded(|| RedbView::new(self.database.begin_read()?))
+    }
+}
+
+/// The tables of twobox in a read transaction.
+pub struct RedbView {
+    tx: ReadTransaction,
+}
+
+impl RedbView {
+    /// The tables in a read transaction of the user's.
+    ///
+    /// # Errors
+    ///
+    /// [`RedbError::NotTwobox`] if the database has none of ours, [`RedbError::UnknownFormat`], or what redb says.
+    pub fn new(tx: ReadTransaction) -> Result<Self, RedbError> {
+        tables::check_format(&tx)?;
+        Ok(Self { tx })
+    }
+
+    /// The transaction, for the user's own tables at the same moment.
+    #[must_use]
+    pub fn redb(&self) -> &ReadTransaction {
+        &self.tx
+    }
+}
+
+impl Load for RedbView {
+    type Error = RedbError;
+
+    fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
+        tables::load(&self.tx, query)
+    }
+}
+
+/// A transaction of the store.
+pub struct RedbTransaction {
+    tx: WriteTransaction,
+}
+
+impl RedbTransaction {
+    /// The transaction, for the user's own tables: they are written in the same commit. Tables whose names begin with
+    /// `twobox_` may be opened to look at them, and must be dropped before a transition runs.
+    #[must_use]
+    pub fn redb(&self) -> &WriteTransaction {
+        &self.tx
+    }
+}
+
+impl Load for RedbTransaction {
+    type Error = RedbError;
+
+    fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
+        tables::load(&self.tx, query)
+    }
+}
+
+impl Tables for RedbTransaction {
+    fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
+        tables::apply(&self.tx, batch)
+    }
+}
+
+impl Transaction for RedbTransaction {
+    /// Commits. After [`RedbError::Broken`] nothing was committed, after any other error the store must be opened again to find out.
+    fn commit(self) -> Result<(), RedbError> {
+        shielded(|| Ok(self.tx.commit()?))
+    }
+}
+
+/// The tables of twobox in an open write transaction of the user's, who commits it.
+pub struct Lent<'t> {
+    tx: &'t WriteTransaction,
+}
+
+impl<'t> Lent<'t> {
+    /// Runs transitions in this transaction. If the database has no tables of ours, they are added in it.
+    ///
+    /// # Errors
+    ///
+    /// [`RedbError::NameTaken`] if there are other tables of our names, [`RedbError::UnknownFormat`], or what redb says. Roll back then.
+    pub fn new(tx: &'t WriteTransaction) -> Result<Self, RedbError> {
+        shielded(|| tables::prepare(tx))?;
+        Ok(Self { tx })
+    }
+}
+
+impl Load for Lent<'_> {
+    type Error = RedbError;
+
+    fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
+        tables::load(self.tx, query)
+    }
+}
+
+impl Tables for Lent<'_> {
+    fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
+        tables::apply(self.tx, batch)
+    }
+}
+
+/// redb's own types have nothing to show.
+macro_rules! debug_by_name {
+    ($($name:ty),*) => {$(
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+debug_by_name!(RedbReader, RedbView, RedbTransaction, Lent<'_>);

@@ -1,0 +1,217 @@
+//! Opening on trial: redb changes a file by opening it, and we do not change what turns out not to be ours, or damaged.
+//!
+//! A [`Trial`] lies between redb and the storage. At first it keeps what redb writes to itself; once the store has been looked
+//! at and found good, [`Trial::accept`] does all of it in the same order, syncs included, and stands aside from then on. So a crash
+//! at any point leaves what a crash in redb's own opening would have left. The locks are real from the beginning.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use redb::{BackendError, StorageBackend};
+
+const BLOCK: u64 = 4096;
+
+/// A storage whose changes are kept back until they are accepted.
+#[derive(Debug)]
+pub(crate) struct Trial<B>(Arc<Inner<B>>);
+
+#[derive(Debug)]
+struct Inner<B> {
+    storage: B,
+    accepted: AtomicBool,
+    kept: Mutex<Kept>,
+}
+
+/// What would be in the storage, as far as it differs.
+#[derive(Debug, Default)]
+struct Kept {
+    changes: Vec<Kind>,
+    blocks: BTreeMap<u64, Vec<u8>>,
+    len: u64,
+    /// How much of the storage still counts; behind it is what was grown, and zero.
+    below: u64,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Write(u64, Vec<u8>),
+    SetLen(u64),
+    Sync,
+}
+
+impl<B> Clone for Trial<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<B: StorageBackend> Trial<B> {
+    pub(crate) fn new(storage: B) -> io::Result<Self> {
+        let len = storage.len()?;
+        let kept = Mutex::new(Kept { len, below: len, ..Kept::default() });
+        Ok(Self(Arc::new(Inner { storage, accepted: AtomicBool::new(false), kept })))
+    }
+
+    /// Does what was kept back. If that fails, what is left of it is never done.
+    pub(crate) fn accept(&self) -> io::Result<()> {
+        let mut kept = self.kept();
+        for change in &kept.changes {
+            match change {
+                Kind::Write(offset, data) => self.0.storage.write(*offset, data)?,
+                Kind::SetLen(len) => self.0.storage.set_len(*len)?,
+                Kind::Sync => self.0.storage.sync_data()?,
+            }
+        }
+        *kept = Kept::default();
+        self.0.accepted.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The storage, once it is accepted.
+    fn through(&self) -> Option<&B> {
+        self.0.accepted.load(Ordering::Acquire).then_some(&self.0.storage)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // Nothing panics while it is held, and if it did, what is kept back would never be done.
+        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn block<'k>(&'k mut self, storage: &impl StorageBackend, number: u64) -> io::Result<&'k mut [u8]> {
+        use std::collections::btree_map::Entry;
+        match self.blocks.entry(number) {
+            Entry::Occupied(there) => Ok(there.into_mut()),
+            Entry::Vacant(place) => {
+                let mut block = vec![0; BLOCK as usize];
+                let start = number * BLOCK;
+                let real = self.below.saturating_sub(start).min(BLOCK) as usize;
+                if real > 0 {
+                    storage.read(start, &mut block[..real])?;
+                }
+                Ok(place.insert(block))
+            }
+        }
+    }
+
+    fn read(&self, storage: &impl StorageBackend, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.len);
+        let end = end.ok_or_else(|| io::Error::from(ErrorKind::UnexpectedEof))?;
+        let real = self.below.clamp(offset, end) - offset;
+        let (there, grown) = out.split_at_mut(real as usize);
+        grown.fill(0);
+        if !there.is_empty() {
+            storage.read(offset, there)?;
+        }
+        for (number, block) in self.blocks.range(offset / BLOCK..=end / BLOCK) {
+            let start = number * BLOCK;
+            let (from, to) = (start.max(offset), (start + BLOCK).min(end));
+            if from < to {
+                out[(from - offset) as usize..(to - offset) as usize]
+                    .copy_from_slice(&block[(from - start) as usize..(to - start) as usize]);
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, storage: &impl StorageBackend, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut at = 0;
+        while at < data.len() {
+            let place = offset + at as u64;
+            let within = (place % BLOCK) as usize;
+            let size = (BLOCK as usize - within).min(data.len() - at);
+            self.block(storage, place / BLOCK)?[within..within + size].copy_from_slice(&data[at..at + size]);
+            at += size;
+        }
+        self.len = self.len.max(offset + data.len() as u64);
+        self.changes.push(Kind::Write(offset, data.to_vec()));
+        Ok(())
+    }
+
+    fn set_len(&mut self, len: u64) {
+        if len < self.len {
+            self.blocks.retain(|number, _| number * BLOCK < len);
+            if let Some(last) = self.blocks.get_mut(&(len / BLOCK)) {
+                last[(len % BLOCK) as usize..].fill(0);
+            }
+            self.below = self.below.min(len);
+        }
+        self.len = len;
+        self.changes.push(Kind::SetLen(len));
+    }
+}
+
+impl<B: StorageBackend> StorageBackend for Trial<B> {
+    fn len(&self) -> io::Result<u64> {
+        match self.through() {
+            Some(storage) => storage.len(),
+            None => Ok(self.kept().len),
+        }
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        match self.through() {
+            Some(storage) => storage.read(offset, out),
+            None => self.kept().read(&self.0.storage, offset, out),
+        }
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        match self.through() {
+            Some(storage) => storage.set_len(len),
+            None => {
+                self.kept().set_len(len);
+                Ok(())
+            }
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        match self.through() {
+            Some(storage) => storage.sync_data(),
+            None => {
+                self.kept().changes.push(Kind::Sync);
+                Ok(())
+            }
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        match self.through() {
+            Some(storage) => storage.write(offset, data),
+            None => self.kept().write(&self.0.storage, offset, data),
+        }
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.0.storage.close()
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.storage.try_lock_range(start, end)
+    }
+
+    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.storage.try_lock_shared_range(start, end)
+    }
+
+    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.storage.lock_range(start, end)
+    }
+
+    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.storage.lock_shared_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.storage.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.storage.query_lock_range(start, end)
+    }
+}
