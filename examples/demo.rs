@@ -22,6 +22,7 @@ use twobox::{
     Settle, Store, Table,
 };
 use twobox_memory::MemoryStore;
+use twobox_redb::RedbStore;
 
 type Failure = Box<dyn Error>;
 
@@ -48,7 +49,8 @@ pub(crate) fn run(mut args: impl Iterator<Item = String>, out: &mut impl Write) 
         }
     }
     match store.as_str() {
-        // To swap the store is to name another one here.
+        // To swap the store is to name another one.
+        "redb" => experiment::<RedbStore>(Screen { out, tables }),
         "memory" => experiment::<MemoryStore>(Screen { out, tables }),
         unknown => Err(format!("unknown store {unknown:?}\n{USAGE}").into()),
     }
@@ -62,6 +64,19 @@ trait DemoStore: Store + Sized {
 
     /// Closes the store, and opens what it left.
     fn reopen(self, file: &Path) -> Result<Self, Failure>;
+}
+
+impl DemoStore for RedbStore {
+    const BANNER: &str = "Temporary redb files; no network.";
+
+    fn create(file: &Path) -> Result<Self, Failure> {
+        Ok(Self::create(file)?)
+    }
+
+    fn reopen(self, file: &Path) -> Result<Self, Failure> {
+        self.close()?;
+        Ok(Self::open(file)?)
+    }
 }
 
 impl DemoStore for MemoryStore {
