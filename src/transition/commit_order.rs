@@ -77,7 +77,6 @@ impl<'a> CommitOrder<'a> {
 
 /// What came of a commit: the order and its events. It is the same for every retry.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[must_use]
 pub struct Committed {
     /// The first outcome of the request.
     pub placed: Placed,

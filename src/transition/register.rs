@@ -83,7 +83,6 @@ impl<'a> Register<'a> {
 
 /// What a registration found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[must_use]
 pub enum Registered {
     /// The key was free and is bound now.
     New,
