@@ -161,7 +161,8 @@ fn receive(loyalty: &RedbStore, event: &Event, now: Millis) -> Result<Received, 
         match received {
             Received::Applied => {
                 let order: Value = serde_json::from_slice(event.body.bytes())?;
-                let (user, amount) = order["user"].as_u64().zip(order["amount"].as_u64()).ok_or("an order has a user and an amount")?;
+                let (user, amount) =
+                    order["user"].as_u64().zip(order["amount"].as_u64()).ok_or("an order has a user and an amount")?;
                 let mut points = tx.redb().open_table(POINTS)?;
                 let before = points.get(user)?.map_or(0, |points| points.value());
                 points.insert(user, before + amount / 100)?;

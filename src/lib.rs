@@ -15,6 +15,7 @@ mod policy;
 pub mod relay;
 mod render;
 mod retention;
+mod stats;
 pub mod store;
 mod table;
 mod time;
@@ -31,7 +32,8 @@ pub use inbox::{Handled, Inbox, Receipt};
 pub use policy::{DeliveryPolicy, WhenDead};
 pub use render::Dump;
 pub use retention::Retention;
-pub use store::{Applied, Load, Reader, RunError, Store, Tables, Transaction, Writing};
+pub use stats::{Counts, Stats};
+pub use store::{Applied, Load, Reader, RunError, Store, Tables, Transaction, Writing, purge_all};
 pub use table::{
     CallRow, CallState, DeliveryState, FORMAT_VERSION, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow,
     OutboxRow, Placed, PositionRow, Record, RequestRow, Revision, Stored, Table,

@@ -1,7 +1,9 @@
 //! Purge: remove what is finished and past its retention, in bounded batches (P7, F16).
 
+use core::num::NonZeroU16;
+use core::time::Duration;
+
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
-use crate::ids::Invalid;
 use crate::retention::Retention;
 use crate::table::{CallState, InboxState, Key, Record, Revision, Table};
 use crate::time::Millis;
@@ -25,23 +27,18 @@ pub struct Purge<'a> {
     retention: &'a Retention,
     table: Table,
     after: Option<Key>,
-    limit: usize,
+    limit: NonZeroU16,
 }
 
 impl<'a> Purge<'a> {
-    /// The largest number of rows that one purge looks at.
-    pub const MAX: usize = 4096;
+    /// The tables that there is something to purge from, in a good order.
+    pub const TABLES: [Table; 7] =
+        [Table::Outbox, Table::Lanes, Table::Requests, Table::Orders, Table::Inbox, Table::Positions, Table::Calls];
 
-    /// Looks at `limit` rows of a table, 1 to [`Purge::MAX`], from its beginning.
-    ///
-    /// # Errors
-    ///
-    /// [`Invalid`] if the limit is out of range.
-    pub fn new(retention: &'a Retention, table: Table, limit: usize) -> Result<Self, Invalid> {
-        if limit == 0 || limit > Self::MAX {
-            return Err(Invalid::OutOfRange { field: "limit", min: 1, max: Self::MAX as u64, value: limit as u64 });
-        }
-        Ok(Self { retention, table, after: None, limit })
+    /// Looks at `limit` rows of a table, from its beginning.
+    #[must_use]
+    pub const fn new(retention: &'a Retention, table: Table, limit: NonZeroU16) -> Self {
+        Self { retention, table, after: None, limit }
     }
 
     /// The same for the rows after this one, as [`Purged::next`] says.
@@ -53,7 +50,7 @@ impl<'a> Purge<'a> {
     }
 
     /// Whether a row that came into its state at this time may go.
-    fn is_past(now: Millis, at: Millis, age: core::time::Duration) -> bool {
+    fn is_past(now: Millis, at: Millis, age: Duration) -> bool {
         now.since(at) > age
     }
 }
@@ -73,7 +70,7 @@ impl Transition for Purge<'_> {
     type Refusal = core::convert::Infallible;
 
     fn query(&self, _now: Millis) -> Query {
-        Query::Walk { table: self.table, after: self.after.clone(), limit: self.limit }
+        Query::Walk { table: self.table, after: self.after.clone(), limit: self.limit.get().into() }
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Purged>, Self::Refusal> {
@@ -115,7 +112,7 @@ impl Transition for Purge<'_> {
                 removed += 1;
             }
         }
-        let full = rows.as_slice().len() == self.limit;
+        let full = rows.as_slice().len() == usize::from(self.limit.get());
         let next = rows.as_slice().last().filter(|_| full).map(|stored| stored.record.key());
         Ok(Decision::new(batch, Purged { removed, next }))
     }
