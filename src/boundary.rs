@@ -65,8 +65,9 @@ pub enum Query {
     /// These rows. Answer: those that exist, in the order of their keys. A store may lock the rows, or the places where they would be.
     Rows(Keys),
     /// Which lanes can be claimed. Answer: the lanes with `due` at or before `now`, ordered by (`due`, ordering key), at most `lanes`.
-    /// Each lane is followed by its first pending outbox rows in the order of their sequence, at most `run`. If fewer than `lanes` lanes
-    /// are due, the first lane that is due later comes last, without outbox rows.
+    /// Each lane is followed by its first pending outbox rows in the order of their sequence, at most `run`. After the lane with which the
+    /// answer has come to `events` outbox rows, there is none. If the answer is not cut by `lanes` or `events`, the first lane that
+    /// is due later comes last, without outbox rows.
     Due {
         /// The time that `due` is compared with.
         now: Millis,
@@ -74,6 +75,8 @@ pub enum Query {
         lanes: usize,
         /// How many outbox rows at most for each lane.
         run: usize,
+        /// With how many outbox rows there is enough.
+        events: usize,
     },
     /// Lanes by name. Answer: those that exist, in the order of the keys; each is followed by its first pending outbox rows in the
     /// order of their sequence, at most as many as asked for it.

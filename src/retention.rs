@@ -24,13 +24,17 @@ use crate::policy::DeliveryPolicy;
 pub struct Retention {
     /// Events that are confirmed, cancelled or discarded, with their payloads, and lanes in which nothing has happened for as long. Default 7 days.
     pub events: Duration,
-    /// Inbox rows of applied events, with their effects, positions and finished calls: how long a consumer knows a redelivery again. Default 30 days.
+    /// Inbox rows of applied events, with their effects, and finished calls: how long a consumer knows a redelivery again. Default 30 days.
     pub inbox: Duration,
     /// Request keys whose order is placed: how long a client's retry gets the first outcome. Default 30 days.
     pub requests: Duration,
     /// Orders, or `None` to keep them for ever. Default `None`. While an order is there, a retry that comes after its request
     /// key is gone is refused instead of placing the order again.
     pub orders: Option<Duration>,
+    /// Positions of consumers that ask for order, or `None` to keep them for ever. Default `None`. A consumer whose position is gone waits for
+    /// ever, unless the sender has forgotten the lane before; so this must be longer than the senders' retention of events, by more
+    /// than the time between two of their purges.
+    pub positions: Option<Duration>,
 }
 
 impl Default for Retention {
@@ -41,6 +45,7 @@ impl Default for Retention {
             inbox: Duration::from_secs(30 * DAY),
             requests: Duration::from_secs(30 * DAY),
             orders: None,
+            positions: None,
         }
     }
 }
@@ -54,7 +59,8 @@ impl Retention {
     /// # Errors
     ///
     /// [`Invalid::Unsafe`] if the inbox is kept for less than twice the longest time over which an event is retried
-    /// ([`DeliveryPolicy::longest_retry`]), orders for less than request keys, or anything for less than [`Retention::SHORTEST`].
+    /// ([`DeliveryPolicy::longest_retry`]), orders for less than request keys, positions for less than twice as long as events or less than the inbox, or anything for less than
+    /// [`Retention::SHORTEST`].
     pub fn checked(self, policy: &DeliveryPolicy) -> Result<Self, Invalid> {
         let refuse = |field, reason| Err(Invalid::Unsafe { field, reason });
         let needed = policy.longest_retry() * 2;
@@ -73,6 +79,11 @@ impl Retention {
         }
         if self.orders.is_some_and(|orders| orders < self.requests) {
             return refuse("retention of orders", "an order must be kept for as long as the request that placed it".into());
+        }
+        if self.positions.is_some_and(|positions| positions < self.inbox.max(self.events * 2)) {
+            let reason = "a consumer would wait for ever for an event that the sender still counts from; keep positions for as long as \
+                          the inbox, and twice as long as events";
+            return refuse("retention of positions", reason.into());
         }
         Ok(self)
     }

@@ -100,28 +100,39 @@ impl Transition for Claim<'_> {
     type Refusal = core::convert::Infallible;
 
     fn query(&self, now: Millis) -> Query {
-        Query::Due { now, lanes: self.limit, run: self.run.max(2) }
+        Query::Due { now, lanes: self.limit, run: self.seen(), events: self.limit.max(self.seen()) }
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Claimed>, Self::Refusal> {
         let mut batch = Batch::new();
         let mut claimed = Claimed::default();
         let mut left = self.limit;
+        let mut later = None;
         for lane in rows.lanes() {
             if left == 0 || lane.row.due.is_none_or(|due| due > now) {
-                claimed.next_due = lane.row.due;
+                later = lane.row.due;
                 break;
             }
             left -= self.claim_lane(now, left, lane, &mut batch, &mut claimed);
         }
-        if left == 0 || !claimed.dead.is_empty() {
-            claimed.next_due = Some(now);
-        }
+        let more = left == 0 || !claimed.dead.is_empty() || (later.is_none() && self.is_cut(rows));
+        claimed.next_due = if more { Some(now) } else { later };
         Ok(Decision::new(batch, claimed))
     }
 }
 
 impl Claim<'_> {
+    /// How many events of a lane are looked at: the second one too if only one is wanted, since it comes next if the first is given up.
+    fn seen(&self) -> usize {
+        self.run.max(2)
+    }
+
+    /// Whether the answer may have left out lanes that are due.
+    fn is_cut(&self, rows: &Rows) -> bool {
+        let lanes = rows.lanes().count();
+        lanes == self.limit || rows.as_slice().len() - lanes >= self.limit.max(self.seen())
+    }
+
     /// Claims the first events of a lane and says how many.
     fn claim_lane(&self, now: Millis, left: usize, lane: LaneView<'_>, batch: &mut Batch, claimed: &mut Claimed) -> usize {
         let mut row = lane.row.clone();

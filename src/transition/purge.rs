@@ -17,7 +17,7 @@ use crate::time::Millis;
 /// | requests  | with an order placed                                             | without an order             |
 /// | orders    | all, if orders have a retention                                  |                              |
 /// | inbox     | applied, each with its effect                                    | failing, poisoned            |
-/// | positions | all                                                              |                              |
+/// | positions | all, if positions have a retention                               |                              |
 /// | calls     | done                                                             | intended, started, unknown   |
 ///
 /// Events and effects go with the row that they belong to; to purge those tables themselves removes nothing.
@@ -99,7 +99,7 @@ impl Transition for Purge<'_> {
                     }
                     InboxState::Failing | InboxState::Poisoned => (false, None),
                 },
-                Record::Position(_, _, row) => (Self::is_past(now, row.at, kept.inbox), None),
+                Record::Position(_, _, row) => (kept.positions.is_some_and(|age| Self::is_past(now, row.at, age)), None),
                 Record::Call(_, _, row) => match row.state {
                     CallState::Done => (Self::is_past(now, row.at, kept.inbox), None),
                     CallState::Intended | CallState::Started | CallState::Unknown => (false, None),

@@ -131,8 +131,11 @@ impl Load for State {
             Query::Rows(keys) => {
                 keys.as_slice().iter().filter_map(|key| self.get(key)).for_each(|stored| rows.push(stored.clone()));
             }
-            Query::Due { now, lanes, run } => {
-                for (due, lane) in self.due.iter().take(*lanes) {
+            Query::Due { now, lanes, run, events } => {
+                for (given, (due, lane)) in self.due.iter().take(*lanes).enumerate() {
+                    if rows.as_slice().len() - given >= *events {
+                        break;
+                    }
                     self.push_lane(lane, if due <= now { *run } else { 0 }, &mut rows);
                     if due > now {
                         break;

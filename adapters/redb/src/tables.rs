@@ -192,9 +192,12 @@ fn answer<S: Source>(source: &S, query: &Query) -> Result<Rows, RedbError> {
                 }
             }
         }
-        Query::Due { now, lanes, run } => {
+        Query::Due { now, lanes, run, events } => {
             let queues = Queues::open(source)?;
-            for entry in queues.entries(IndexPart::Due, None)?.take(*lanes) {
+            for (given, entry) in queues.entries(IndexPart::Due, None)?.take(*lanes).enumerate() {
+                if rows.as_slice().len() - given >= *events {
+                    break;
+                }
                 let entry = entry?;
                 let IndexEntry::Due(due, lane) = &entry else { continue };
                 rows.push(queues.row_of(&entry)?);
