@@ -276,6 +276,7 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
             Received::Applied => "applied",
             Received::Duplicate => "skipped",
             Received::Poisoned => "set aside",
+            Received::WaitsFor(_) => "not yet",
         };
         screen.step(&sender, &receiver, format!("recovery delivery: {event} local_effect={effect}"))?;
     }

@@ -167,7 +167,7 @@ fn receive(loyalty: &RedbStore, event: &Event, now: Millis) -> Result<Received, 
                 let before = points.get(user)?.map_or(0, |points| points.value());
                 points.insert(user, before + amount / 100)?;
             }
-            Received::Duplicate | Received::Poisoned => {}
+            Received::Duplicate | Received::Poisoned | Received::WaitsFor(_) => {}
         }
         Ok::<_, Failure>(received)
     })?;

@@ -1,5 +1,7 @@
 //! The examples say what they should, line by line: P1, P2, P5, P8 and P9 as a reader sees them.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 #[path = "../examples/demo.rs"]
 #[expect(dead_code, reason = "its main belongs to the program")]
 mod demo;
@@ -55,9 +57,8 @@ fn demo_prints_its_lines_on_each_store() {
 fn demo_shows_all_tables_after_each_step() {
     let (redb, memory) = (demo(&["--tables"]), demo(&["--tables", "--store", "memory"]));
     assert_eq!(lines(&redb)[1..], lines(&memory)[1..]);
-    let steps = &DEMO[1..13];
     let mut rest = redb.as_str();
-    for (step, next) in steps.iter().zip(&DEMO[2..]) {
+    for (step, next) in DEMO[1..].iter().zip(&DEMO[2..]) {
         let (_, after) = rest.split_once(&format!("{step}\n")).unwrap_or_else(|| panic!("{step:?} is not in\n{rest}"));
         let (shown, _) = after.split_once(&format!("{next}\n")).unwrap_or_else(|| panic!("{next:?} is not in\n{after}"));
         for table in Table::ALL {
@@ -66,7 +67,6 @@ fn demo_shows_all_tables_after_each_step() {
         }
         rest = after;
     }
-    assert!(rest.contains("order-created:req-002  applied") || rest.contains("confirmed"), "{rest}");
 }
 
 #[test]
