@@ -4,9 +4,10 @@ use core::fmt::Debug;
 
 use proptest::prelude::*;
 use twobox::{
-    Body, Change, Consumer, ContentType, DeliveryState, Digest, Event, EventId, EventType, Expect, Fingerprint, HeaderName,
-    HeaderValue, Headers, InboxRow, InboxState, Invalid, LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow,
-    Owner, Placed, Reason, Record, RequestId, RequestKey, RequestRow, Revision, Scope, Stored,
+    Body, CallRow, CallState, Change, Consumer, ContentType, DeliveryState, Digest, Event, EventId, EventType, Expect,
+    Fingerprint, HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid, LaneRow, Lease, Millis, OrderId, OrderRow,
+    OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RequestId, RequestKey, RequestRow, Revision, Scope,
+    Stored,
 };
 
 /// A name of whatever type is wanted.
@@ -34,7 +35,8 @@ pub(crate) fn update(revision: u64, record: Record) -> Change {
 }
 
 /// A lane that has had no events.
-pub(crate) const LANE: LaneRow = LaneRow { next: 1, confirmed: 0, due: None, starts: 0, token: 0, lease: None, blocked_by: None };
+pub(crate) const LANE: LaneRow =
+    LaneRow { next: 1, confirmed: 0, due: None, starts: 0, token: 0, lease: None, blocked_by: None, changed_at: Millis::new(0) };
 
 /// A pending event at a place of a lane, committed at 100 and due since then.
 pub(crate) fn pending(lane: &str, sequence: u64) -> OutboxRow {
@@ -124,7 +126,11 @@ fn consumers() -> BoxedStrategy<Consumer> {
 }
 
 fn request_rows() -> BoxedStrategy<RequestRow> {
-    let placed = (order_ids(), prop::collection::vec(event_ids(), 0..4)).prop_map(|(order, events)| Placed { order, events });
+    let placed = (order_ids(), prop::collection::vec(event_ids(), 0..4), times()).prop_map(|(order, events, at)| Placed {
+        order,
+        events,
+        at,
+    });
     (fingerprints(), times(), prop::option::of(placed))
         .prop_map(|(fingerprint, registered_at, placed)| RequestRow { fingerprint, registered_at, placed })
         .boxed()
@@ -177,8 +183,9 @@ fn outbox_rows() -> BoxedStrategy<OutboxRow> {
 pub(crate) fn lane_rows() -> BoxedStrategy<LaneRow> {
     let lease =
         (names::<Owner>(Owner::MAX), times(), numbers()).prop_map(|(owner, until, through)| Lease { owner, until, through });
-    (numbers(), numbers(), prop::option::of(times()), counts(), numbers(), prop::option::of(lease), prop::option::of(event_ids()))
-        .prop_map(|(next, confirmed, due, starts, token, lease, blocked_by)| LaneRow {
+    let holder = (prop::option::of(lease), prop::option::of(event_ids()), times());
+    (numbers(), numbers(), prop::option::of(times()), counts(), numbers(), holder)
+        .prop_map(|(next, confirmed, due, starts, token, (lease, blocked_by, changed_at))| LaneRow {
             next,
             confirmed,
             due,
@@ -186,15 +193,21 @@ pub(crate) fn lane_rows() -> BoxedStrategy<LaneRow> {
             token,
             lease,
             blocked_by,
+            changed_at,
         })
         .boxed()
 }
 
 pub(crate) fn inbox_rows() -> BoxedStrategy<InboxRow> {
     let state = prop::sample::select(vec![InboxState::Applied, InboxState::Failing, InboxState::Poisoned]);
-    (digests(), times(), state, counts(), reasons())
-        .prop_map(|(content, at, state, failures, reason)| InboxRow { content, at, state, failures, reason })
+    (digests(), times(), state, counts(), reasons(), any::<bool>())
+        .prop_map(|(content, at, state, failures, reason, effect)| InboxRow { content, at, state, failures, reason, effect })
         .boxed()
+}
+
+fn call_rows() -> BoxedStrategy<CallRow> {
+    let state = prop::sample::select(vec![CallState::Intended, CallState::Started, CallState::Done, CallState::Unknown]);
+    (state, times(), counts(), reasons()).prop_map(|(state, at, starts, note)| CallRow { state, at, starts, note }).boxed()
 }
 
 /// Any row of any table.
@@ -207,6 +220,12 @@ pub(crate) fn records() -> BoxedStrategy<Record> {
         (ordering_keys(), lane_rows()).prop_map(|(key, row)| Record::Lane(key, row)),
         (consumers(), event_ids(), inbox_rows()).prop_map(|(consumer, id, row)| Record::Inbox(consumer, id, row)),
         (consumers(), event_ids(), bodies()).prop_map(|(consumer, id, body)| Record::Effect(consumer, id, body)),
+        (consumers(), ordering_keys(), numbers(), times()).prop_map(|(consumer, key, sequence, at)| Record::Position(
+            consumer,
+            key,
+            PositionRow { sequence, at }
+        )),
+        (consumers(), event_ids(), call_rows()).prop_map(|(consumer, id, row)| Record::Call(consumer, id, row)),
     ]
     .boxed()
 }
