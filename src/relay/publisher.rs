@@ -125,14 +125,22 @@ impl<S: Store, H, F> InProcess<'_, S, H, F> {
         E: fmt::Display,
     {
         match self.inbox.receive(message, now, &mut self.handler) {
-            Ok(Receipt::Applied | Receipt::Duplicate | Receipt::Poisoned) => Published::Confirmed,
-            Ok(Receipt::Failed(reason)) => Published::Failed(reason),
-            Ok(Receipt::Deferred(reason)) => Published::Failed(reason),
-            Ok(Receipt::WaitsFor(sequence)) => {
-                Published::Failed(Reason::new(format_args!("the consumer waits for sequence {sequence} of its ordering key")))
-            }
-            Ok(Receipt::Refused(refusal)) => Published::Rejected(Reason::new(refusal)),
+            Ok(receipt) => receipt.into(),
             Err(error) => Published::Unavailable(Reason::new(error)),
+        }
+    }
+}
+
+impl From<Receipt> for Published {
+    /// What a consumer made of an event, as the answer of a publisher that called it: what is applied, or set aside, need not come again.
+    fn from(receipt: Receipt) -> Self {
+        match receipt {
+            Receipt::Applied | Receipt::Duplicate | Receipt::Poisoned => Self::Confirmed,
+            Receipt::Failed(reason) | Receipt::Deferred(reason) => Self::Failed(reason),
+            Receipt::WaitsFor(sequence) => {
+                Self::Failed(Reason::new(format_args!("the consumer waits for sequence {sequence} of its ordering key")))
+            }
+            Receipt::Refused(refusal) => Self::Rejected(Reason::new(refusal)),
         }
     }
 }
