@@ -64,6 +64,11 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
         &self.machine
     }
 
+    /// The publisher, to look at it or to change it between two steps.
+    pub fn publisher_mut(&mut self) -> &mut P {
+        &mut self.publisher
+    }
+
     /// Delivers everything that can be delivered at this time: until nothing is due, or the broker cannot be reached.
     /// It returns what the relay has done since it was made.
     ///
