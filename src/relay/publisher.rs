@@ -83,9 +83,13 @@ impl<S, H, F> fmt::Debug for InProcess<'_, S, H, F> {
     }
 }
 
-impl<'a, S, H> InProcess<'a, S, H> {
+impl<'a, S: Store, H> InProcess<'a, S, H> {
     /// Delivers to this inbox, with this handler; see [`Inbox::receive`].
-    pub fn new(inbox: Inbox<'a, S>, handler: H) -> Self {
+    // The bound is here as well, so that a closure is taken for a handler of every transaction.
+    pub fn new<E: fmt::Display>(inbox: Inbox<'a, S>, handler: H) -> Self
+    where
+        H: FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+    {
         Self { inbox, handler, faults: |_| None }
     }
 
