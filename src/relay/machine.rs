@@ -10,7 +10,7 @@ use crate::policy::DeliveryPolicy;
 use crate::time::Millis;
 use crate::transition::claim::{Claim, Claimed, Delivery};
 use crate::transition::lane::LeaseRef;
-use crate::transition::settle::{Ending, Renewed, RunResult, Settled};
+use crate::transition::settle::{Ending, Renewed, RunResult, Settle, Settled};
 
 /// How a relay works. All defaults are here.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -80,12 +80,13 @@ impl RelaySettings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Action {
-    /// Settle and claim in one transaction, then [`RelayMachine::handle_exchanged`], or
-    /// [`RelayMachine::handle_store_failed`] if it failed or nobody knows.
+    /// Settle and claim in one transaction, at the time that [`RelayMachine::now`] has now, then [`RelayMachine::handle_exchanged`],
+    /// or [`RelayMachine::handle_store_failed`] if it failed or nobody knows.
     Exchange(Exchange),
-    /// Publish these, at the same time if possible: no two are of the same lane. Then [`RelayMachine::handle_published`] for each.
+    /// Publish these, at the same time if possible: no two are of the same lane. Then [`RelayMachine::handle_published`] for each,
+    /// as soon as it has ended, or [`RelayMachine::handle_unread`].
     Publish(Vec<Ticket>),
-    /// Renew these leases for another [`RelaySettings::lease`], then [`RelayMachine::handle_renewed`] or [`RelayMachine::handle_store_failed`].
+    /// Renew these leases for another [`RelaySettings::lease`] from [`RelayMachine::now`] on, then [`RelayMachine::handle_renewed`] or [`RelayMachine::handle_store_failed`].
     Renew(Vec<LeaseRef>),
 }
 
@@ -96,6 +97,17 @@ pub struct Exchange {
     pub settle: Vec<RunResult>,
     /// How many events to claim; 0 for none.
     pub claim: usize,
+}
+
+impl Exchange {
+    /// The transitions to run, one after the other, in one transaction.
+    #[must_use]
+    pub fn into_transitions(self, settings: &RelaySettings) -> (Option<Settle<'_>>, Option<Claim<'_>>) {
+        let settle = (!self.settle.is_empty()).then(|| Settle::new(&settings.policy, self.settle));
+        // The settings allow only windows that a claim takes; a claim of nothing is refused, and is none.
+        let claim = Claim::new(&settings.policy, settings.owner.clone(), settings.lease, self.claim).ok();
+        (settle, claim.map(|claim| claim.run(settings.run)))
+    }
 }
 
 /// One event to be published.
@@ -128,10 +140,40 @@ pub struct Counters {
     pub store_failures: u64,
 }
 
+/// What a relay is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// It delivers, or waits for something to deliver.
+    Running,
+    /// It waits for the broker to come back (F15).
+    Paused,
+    /// It waits for the store to come back (F11).
+    StoreAway,
+    /// It claims no more, and waits for what is under way (F12).
+    Stopping,
+    /// It has stopped.
+    Stopped,
+}
+
+/// What can be seen of a relay that runs on its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// What it is about.
+    pub phase: Phase,
+    /// What it has done so far.
+    pub counters: Counters,
+    /// How many publishes are under way; once it has stopped, how many it no longer waited for.
+    pub publishing: usize,
+    /// What the store said, if the last that was asked of it failed. A relay that stopped with it could not give back its leases:
+    /// they run out.
+    pub store_error: Option<Reason>,
+}
+
 /// A run that the relay holds.
 #[derive(Debug)]
 struct Held {
     token: u64,
+    until: Millis,
     renew_at: Millis,
     waiting: VecDeque<Delivery>,
     publishing: Option<EventId>,
@@ -151,6 +193,8 @@ pub struct RelayMachine {
     settling: Vec<RunResult>,
     transaction: bool,
     claim_at: Millis,
+    /// Somebody committed events while a transaction was under way, which may have begun before.
+    woken: bool,
     /// Doubles with each failure in a row: of the broker, and of the store.
     broker_failures: u32,
     store_failures: u32,
@@ -176,6 +220,7 @@ impl RelayMachine {
             settling: Vec::new(),
             transaction: false,
             claim_at: now,
+            woken: false,
             broker_failures: 0,
             store_failures: 0,
             paused_until: None,
@@ -195,6 +240,22 @@ impl RelayMachine {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// What it is about.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        if self.is_stopped() {
+            Phase::Stopped
+        } else if self.stopping {
+            Phase::Stopping
+        } else if self.store_paused_until.is_some() {
+            Phase::StoreAway
+        } else if self.is_paused() {
+            Phase::Paused
+        } else {
+            Phase::Running
+        }
     }
 
     /// Whether it waits for the broker to come back.
@@ -240,6 +301,7 @@ impl RelayMachine {
     pub fn handle_wakeup(&mut self, now: Millis) {
         self.handle_timeout(now);
         self.claim_at = self.claim_at.min(self.now);
+        self.woken = self.transaction;
     }
 
     /// An exchange is committed.
@@ -263,11 +325,13 @@ impl RelayMachine {
         };
         self.counters.dead += claimed.dead.len() as u64;
         let poll = self.now + self.settings.poll;
-        self.claim_at = claimed.next_due.map_or(poll, |due| due.clamp(self.now, poll));
+        let woken = core::mem::take(&mut self.woken).then_some(self.now);
+        self.claim_at = woken.or(claimed.next_due).map_or(poll, |due| due.clamp(self.now, poll));
         for run in claimed.runs {
             self.counters.claimed += run.deliveries.len() as u64;
             let held = Held {
                 token: run.lease.token,
+                until: run.until,
                 renew_at: run.until.before(self.settings.lease / 2),
                 waiting: run.deliveries.into(),
                 publishing: None,
@@ -289,6 +353,7 @@ impl RelayMachine {
         self.store_failures = 0;
         for (lease, until) in &renewed.leases {
             if let Some(held) = self.held.get_mut(&lease.lane).filter(|held| held.token == lease.token) {
+                held.until = *until;
                 held.renew_at = until.before(self.settings.lease / 2);
             }
         }
@@ -307,12 +372,16 @@ impl RelayMachine {
         if !core::mem::take(&mut self.transaction) {
             return;
         }
-        self.counters.store_failures += 1;
-        self.store_failures += 1;
         self.results.append(&mut self.settling);
-        let pause = self.pause(self.store_failures);
-        self.store_paused_until = Some(self.now + pause);
-        self.claim_at = self.claim_at.max(self.now + pause);
+        self.store_away();
+    }
+
+    /// The envelopes of these tickets could not be read: they are released, and no failure is counted, since nothing was
+    /// published. The relay goes on after a pause (F11).
+    pub fn handle_unread(&mut self, now: Millis, tickets: &[Ticket]) {
+        tickets.iter().for_each(|ticket| self.handle_published(now, ticket, Published::Abandoned));
+        self.handle_timeout(now);
+        self.store_away();
     }
 
     /// A publish has ended.
@@ -353,8 +422,10 @@ impl RelayMachine {
     }
 
     /// Waits no longer for publishes that are under way: their outcome is unknown, so they are released, and no failure is counted (F12).
+    /// That is tried at once, even in a pause after the store has failed.
     pub fn abandon(&mut self, now: Millis) {
         self.handle_timeout(now);
+        self.store_paused_until = None;
         let lanes: Vec<OrderingKey> = self.held.keys().cloned().collect();
         lanes.iter().for_each(|lane| self.end_run(lane, None));
     }
@@ -389,15 +460,15 @@ impl RelayMachine {
         None
     }
 
-    /// When to call [`RelayMachine::handle_timeout`], if nothing happens before.
+    /// When to call [`RelayMachine::handle_timeout`], if nothing happens before; `None` if only something that happens can give it
+    /// more to do. Once [`RelayMachine::poll_action`] has nothing more, this lies in the future.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Millis> {
-        if self.is_stopped() {
+        if self.transaction {
             return None;
         }
         let renew = self.held.values().map(|held| held.renew_at).min();
-        let claim = (!self.stopping && self.free() > 0).then_some(self.claim_at);
-        let claim = claim.map(|at| at.max(self.paused_until.unwrap_or(at)));
+        let claim = self.may_claim().then(|| self.claim_at.max(self.paused_until.unwrap_or(self.claim_at)));
         let settle = (!self.results.is_empty()).then_some(self.now);
         let next = [renew, claim, settle].into_iter().flatten().min();
         next.map(|at| at.max(self.store_paused_until.unwrap_or(at)))
@@ -411,11 +482,16 @@ impl RelayMachine {
         if self.broker_failures > 0 { free.min(1) } else { free }
     }
 
-    fn wants_claim(&self) -> bool {
+    /// Whether it may claim when the time for it has come.
+    fn may_claim(&self) -> bool {
         // Small claims while much is under way would only cost transactions.
         let worthwhile = self.held.is_empty() || self.free() * 2 >= self.settings.window;
         let probing = self.broker_failures > 0 && !self.held.is_empty();
-        !self.stopping && self.paused_until.is_none() && self.claim_at <= self.now && worthwhile && !probing
+        !self.stopping && worthwhile && !probing
+    }
+
+    fn wants_claim(&self) -> bool {
+        self.may_claim() && self.paused_until.is_none() && self.claim_at <= self.now
     }
 
     fn next_publishes(&mut self) -> Vec<Ticket> {
@@ -424,7 +500,9 @@ impl RelayMachine {
         }
         let mut tickets = Vec::new();
         for (lane, held) in &mut self.held {
+            // Under a lease that has run out another may publish: it is renewed first (F3).
             if held.publishing.is_none()
+                && self.now < held.until
                 && let Some(delivery) = held.waiting.pop_front()
             {
                 held.publishing = Some(delivery.event.clone());
@@ -448,6 +526,14 @@ impl RelayMachine {
         resting.iter().for_each(|lane| self.end_run(lane, None));
     }
 
+    fn store_away(&mut self) {
+        self.counters.store_failures += 1;
+        self.store_failures += 1;
+        let pause = self.pause(self.store_failures);
+        self.store_paused_until = Some(self.now + pause);
+        self.claim_at = self.claim_at.max(self.now + pause);
+    }
+
     fn broker_away(&mut self) {
         self.counters.unavailable += 1;
         if self.paused_until.is_none() {
@@ -460,12 +546,5 @@ impl RelayMachine {
     fn pause(&self, failures: u32) -> Duration {
         let doubled = 1_u32.checked_shl(failures.saturating_sub(1).min(31)).unwrap_or(u32::MAX);
         self.settings.pause_base.saturating_mul(doubled).min(self.settings.pause_cap)
-    }
-}
-
-impl Published {
-    /// What to answer for an event whose envelope is not in the store.
-    pub(crate) fn no_envelope() -> Self {
-        Self::Rejected(Reason::new("its envelope is not in the store, which must be damaged"))
     }
 }

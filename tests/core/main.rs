@@ -8,4 +8,5 @@
 mod codec;
 mod fingerprint;
 mod limits;
+mod relay;
 mod support;
