@@ -13,28 +13,12 @@ use crate::common::{Disk, at, event, every_state, fill, lane, lane_row, outbox_r
 
 type Model = BTreeMap<Key, Stored>;
 
-fn lanes(model: &Model) -> impl Iterator<Item = (&Stored, &OrderingKey, Option<Millis>)> {
-    model.values().filter_map(|stored| match &stored.record {
-        Record::Lane(key, row) => Some((stored, key, row.due)),
-        Record::Request(..)
-        | Record::Order(..)
-        | Record::Event(_)
-        | Record::Outbox(..)
-        | Record::Inbox(..)
-        | Record::Effect(..) => None,
-    })
+fn lanes(model: &Model) -> impl Iterator<Item = (&OrderingKey, Option<Millis>)> {
+    model.values().filter_map(|stored| if let Record::Lane(key, row) = &stored.record { Some((key, row.due)) } else { None })
 }
 
 fn outbox(model: &Model) -> impl Iterator<Item = (&Stored, &EventId, &OutboxRow)> {
-    model.values().filter_map(|stored| match &stored.record {
-        Record::Outbox(id, row) => Some((stored, id, row)),
-        Record::Request(..)
-        | Record::Order(..)
-        | Record::Event(_)
-        | Record::Lane(..)
-        | Record::Inbox(..)
-        | Record::Effect(..) => None,
-    })
+    model.values().filter_map(|stored| if let Record::Outbox(id, row) = &stored.record { Some((stored, id, row)) } else { None })
 }
 
 fn with_pending(model: &Model, name: &OrderingKey, run: usize, answer: &mut Vec<Stored>) {
@@ -52,7 +36,7 @@ fn expected(model: &Model, query: &Query) -> Vec<Stored> {
     match query {
         Query::Rows(keys) => answer.extend(keys.as_slice().iter().filter_map(|key| model.get(key)).cloned()),
         Query::Due { now, lanes: most, run } => {
-            let mut by_due: Vec<_> = lanes(model).filter_map(|(_, key, due)| due.map(|due| (due, key))).collect();
+            let mut by_due: Vec<_> = lanes(model).filter_map(|(key, due)| due.map(|due| (due, key))).collect();
             by_due.sort();
             let due = by_due.iter().filter(|(due, _)| due <= now).count();
             by_due.truncate((due + 1).min(*most));

@@ -16,15 +16,34 @@ use twobox_redb::{RedbError, RedbStore};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Disk(Arc<Mutex<State>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     bytes: Vec<u8>,
     written: usize,
+    /// How many reads and writes go well from now on.
+    good: usize,
     /// What the disk held after each write.
     history: Option<Vec<Vec<u8>>>,
 }
 
+impl Default for State {
+    fn default() -> Self {
+        Self { bytes: Vec::new(), written: 0, good: usize::MAX, history: None }
+    }
+}
+
 impl Disk {
+    /// After so many reads and writes, all of them fail.
+    pub(crate) fn fail_after(&self, good: usize) {
+        self.0.lock().unwrap().good = good;
+    }
+
+    fn may_fail(&self) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap();
+        state.good = state.good.checked_sub(1).ok_or_else(|| io::Error::other("the disk is gone"))?;
+        Ok(())
+    }
+
     pub(crate) fn with(bytes: Vec<u8>) -> Self {
         Self(Arc::new(Mutex::new(State { bytes, ..State::default() })))
     }
@@ -63,6 +82,7 @@ impl StorageBackend for Disk {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.may_fail()?;
         let (state, start) = (self.0.lock().unwrap(), usize::try_from(offset).unwrap());
         let there = state.bytes.get(start..start + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
         out.copy_from_slice(there);
@@ -70,15 +90,17 @@ impl StorageBackend for Disk {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        self.may_fail()?;
         self.change(|bytes| bytes.resize(usize::try_from(len).unwrap(), 0));
         Ok(())
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        Ok(())
+        self.may_fail()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.may_fail()?;
         self.0.lock().unwrap().written += data.len();
         let start = usize::try_from(offset).unwrap();
         self.change(|bytes| bytes[start..start + data.len()].copy_from_slice(data));

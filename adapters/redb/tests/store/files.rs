@@ -10,6 +10,7 @@ use twobox_redb::{RedbError, RedbOptions, RedbReader, RedbStore};
 use crate::common::{Disk, at, every_state, fill, sample, text, write};
 
 /// What an error is, for tables of cases.
+#[expect(clippy::wildcard_enum_match_arm, reason = "no other is expected in any case")]
 fn kind(error: &RedbError) -> &'static str {
     match error {
         RedbError::Missing { .. } => "missing",
@@ -137,15 +138,16 @@ fn without_index() -> Vec<u8> {
 fn a_file_that_was_cut_is_refused_and_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cut.redb");
-    let (whole, _) = sample();
+    let (whole, rows) = sample();
     let few = (0..20).map(|n| n * whole.len() / 20);
     let edges = [1, 8, 9, 10, 63, 64, 128, 319, 320, 321, 4095, 4096, 4097, whole.len() - 4096, whole.len() - 1];
     for length in edges.into_iter().chain(few) {
         write(&path, &whole[..length]);
         let expected = if length < 9 { "not redb" } else { "damaged" };
-        let (writer, reader) = opened(&path);
-        assert_eq!(writer, expected, "{length} bytes");
-        assert_ne!(reader, "fine", "{length} bytes");
+        assert_eq!(kind(&RedbStore::open(&path).unwrap_err()), expected, "{length} bytes");
+        // A reader looks only at what it reads, and that is right.
+        let read = RedbReader::open(&path).and_then(|reader| text(&reader));
+        assert!(read.is_err() || read.is_ok_and(|read| read == rows), "{length} bytes");
         assert!(fs::read(&path).unwrap() == whole[..length], "{length} bytes: changed");
     }
 }
@@ -242,12 +244,12 @@ fn a_crash_at_any_write_leaves_the_rows_before_or_after() {
     let (whole, before) = sample();
     let request = Request::new("shop", "req-new", Fingerprint::of([("item", "pen")])).unwrap();
     let store = RedbStore::open_on(Disk::with(whole.clone())).unwrap();
-    store.run(Register::new(&request), at(5_000)).unwrap();
+    let _ = store.run(Register::new(&request), at(5_000)).unwrap();
     let after = text(&store).unwrap();
 
     let disk = Disk::remembering(whole);
     let store = RedbStore::open_on(disk.clone()).unwrap();
-    store.run(Register::new(&request), at(5_000)).unwrap();
+    let _ = store.run(Register::new(&request), at(5_000)).unwrap();
     store.close().unwrap();
     let (mut old, mut new) = (0, 0);
     for bytes in disk.history() {
@@ -255,9 +257,9 @@ fn a_crash_at_any_write_leaves_the_rows_before_or_after() {
         let found = text(&RedbStore::open_on(reopened.clone()).unwrap()).unwrap();
         assert!(found == before || found == after);
         if found == before {
-            old += 1
+            old += 1;
         } else {
-            new += 1
+            new += 1;
         }
         // And a crash while that was opened changes nothing of it.
         for bytes in reopened.history() {
@@ -276,7 +278,7 @@ fn a_store_that_was_not_closed_is_repaired_by_a_writer_alone() {
     let expected = text(&store).unwrap();
     let request = Request::new("shop", "req-new", Fingerprint::of([("item", "pen")])).unwrap();
     let mut tx = store.begin().unwrap();
-    tx.run(Register::new(&request), at(1)).unwrap();
+    let _ = tx.run(Register::new(&request), at(1)).unwrap();
     // The process ends here: the copy is what it leaves.
     let left = fs::read(&path).unwrap();
     write(&copy, &left);

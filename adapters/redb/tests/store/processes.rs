@@ -90,7 +90,7 @@ fn another_process_reads_while_this_one_writes() {
     let store = RedbOptions::new().shared(true).create(&path).unwrap();
     let register = |id: &str| {
         let request = Request::new("shop", id, Fingerprint::of([("item", id)])).unwrap();
-        store.run(Register::new(&request), at(1)).unwrap();
+        let _ = store.run(Register::new(&request), at(1)).unwrap();
     };
     register("req-1");
     let mut other = Other::start(&path);
@@ -100,7 +100,7 @@ fn another_process_reads_while_this_one_writes() {
     // What is not committed is not seen.
     let request = Request::new("shop", "req-3", Fingerprint::of([("item", "3")])).unwrap();
     let mut tx = store.begin().unwrap();
-    twobox::Tables::run(&mut tx, Register::new(&request), at(2)).unwrap();
+    let _ = twobox::Tables::run(&mut tx, Register::new(&request), at(2)).unwrap();
     assert_eq!(other.ask("count"), "2");
     twobox::Transaction::commit(tx).unwrap();
     assert_eq!(other.ask("count"), "3");

@@ -22,7 +22,7 @@ fn the_sample_of_format_1_opens() {
     assert_eq!(text(&store).unwrap(), expected);
     // It can be written, too.
     let request = Request::new("shop", "req-new", Fingerprint::of([("item", "pen")])).unwrap();
-    store.run(Register::new(&request), at(5_000)).unwrap();
+    let _ = store.run(Register::new(&request), at(5_000)).unwrap();
     assert_ne!(text(&store).unwrap(), expected);
 }
 

@@ -96,7 +96,7 @@ fn with_database_adds_our_tables_once_and_touches_no_other() {
     mine.commit().unwrap();
     let store = RedbStore::with_database(database).unwrap();
     let request = request("req-1");
-    store.run(Register::new(&request), at(1)).unwrap();
+    let _ = store.run(Register::new(&request), at(1)).unwrap();
     let database = std::sync::Arc::clone(store.database());
     drop(store);
     let before = disk.bytes();
@@ -113,7 +113,8 @@ fn with_database_adds_our_tables_once_and_touches_no_other() {
 /// A table of the user's that has one of our names is never written to, and the error names it.
 #[test]
 fn a_table_of_yours_with_our_name_is_refused() {
-    let makers: [(&str, fn(&redb::WriteTransaction)); 5] = [
+    type Make = fn(&redb::WriteTransaction);
+    let makers: [(&str, Make); 5] = [
         ("twobox_meta", |tx| drop(tx.open_table(TableDefinition::<&str, u64>::new("twobox_meta")).unwrap())),
         ("twobox_meta", |tx| {
             let table = TableDefinition::<&[u8], &[u8]>::new("twobox_meta");
@@ -186,10 +187,8 @@ fn sender_and_receiver_share_a_file_or_not() {
 
 fn read_event(store: &RedbStore, id: &twobox::EventId) -> Event {
     let rows = store.view().unwrap().load(&Query::rows([Key::Event(id.clone())])).unwrap();
-    match rows.into_vec().swap_remove(0).record {
-        Record::Event(event) => event,
-        other => panic!("{other:?}"),
-    }
+    let Record::Event(event) = rows.into_vec().swap_remove(0).record else { panic!("an event was asked for") };
+    event
 }
 
 /// A payload is written once: what changes while its event is delivered is small.
