@@ -35,12 +35,15 @@ fn expected(model: &Model, query: &Query) -> Vec<Stored> {
     let mut answer = Vec::new();
     match query {
         Query::Rows(keys) => answer.extend(keys.as_slice().iter().filter_map(|key| model.get(key)).cloned()),
-        Query::Due { now, lanes: most, run } => {
+        Query::Due { now, lanes: most, run, events } => {
             let mut by_due: Vec<_> = lanes(model).filter_map(|(key, due)| due.map(|due| (due, key))).collect();
             by_due.sort();
             let due = by_due.iter().filter(|(due, _)| due <= now).count();
             by_due.truncate((due + 1).min(*most));
-            for (due, key) in by_due {
+            for (given, (due, key)) in by_due.into_iter().enumerate() {
+                if answer.len() - given >= *events {
+                    break;
+                }
                 with_pending(model, key, if due <= *now { *run } else { 0 }, &mut answer);
             }
         }
@@ -54,6 +57,21 @@ fn expected(model: &Model, query: &Query) -> Vec<Stored> {
             names.sort();
             names.dedup();
             names.iter().for_each(|name| with_pending(model, name, *run, &mut answer));
+        }
+        Query::Pending { after, limit } => {
+            let mut pending: Vec<_> = outbox(model).filter(|(_, _, row)| row.state == DeliveryState::Pending).collect();
+            pending.sort_by_key(|(_, id, row)| (row.lane.clone(), row.sequence, (*id).clone()));
+            let after = |id: &EventId, row: &OutboxRow| {
+                after.as_ref().is_none_or(|after| (&row.lane, row.sequence, id) > (&after.0, after.1, &after.2))
+            };
+            let mut last = None;
+            for (stored, _, row) in pending.into_iter().filter(|(_, id, row)| after(id, row)).take(*limit) {
+                if last != Some(&row.lane) {
+                    with_pending(model, &row.lane, 0, &mut answer);
+                    last = Some(&row.lane);
+                }
+                answer.push(stored.clone());
+            }
         }
         Query::Dead { after, limit } => {
             let dead = outbox(model).filter(|(_, id, row)| {
@@ -130,7 +148,12 @@ fn any_query() -> impl Strategy<Value = Query> {
     let few = || 0_usize..5;
     prop_oneof![
         proptest::collection::vec(any_record().prop_map(|record| record.key()), 0..6).prop_map(Query::rows),
-        (0_u64..300, few(), few()).prop_map(|(now, lanes, run)| Query::Due { now: at(now), lanes, run }),
+        (0_u64..300, few(), few(), 0_usize..9).prop_map(|(now, lanes, run, events)| Query::Due {
+            now: at(now),
+            lanes,
+            run,
+            events
+        }),
         proptest::collection::vec((any_lane(), few()), 0..4).prop_map(|mut lanes| {
             lanes.sort();
             lanes.dedup_by(|a, b| a.0 == b.0);
@@ -138,6 +161,8 @@ fn any_query() -> impl Strategy<Value = Query> {
         }),
         (proptest::collection::btree_set(any_event(), 0..5), few())
             .prop_map(|(events, run)| Query::Deliveries { events: events.into_iter().collect(), run }),
+        (proptest::option::of((any_lane(), 1_u64..300, any_event())), few())
+            .prop_map(|(after, limit)| Query::Pending { after, limit }),
         (proptest::option::of(any_event()), few()).prop_map(|(after, limit)| Query::Dead { after, limit }),
         (any_record(), any::<bool>(), few()).prop_map(|(record, from_start, limit)| Query::Walk {
             table: record.table(),
@@ -229,7 +254,7 @@ fn due_reads_nothing_that_is_confirmed_waits_or_comes_later() {
     for (table, key) in [(OUTBOX, "e1"), (OUTBOX, "e3"), (LANES, "last")] {
         smash(&store, table, key);
     }
-    let due = Query::Due { now: at(10), lanes: 9, run: 1 };
+    let due = Query::Due { now: at(10), lanes: 9, run: 1, events: 9 };
     let rows = store.view().unwrap().load(&due).unwrap();
     let keys: Vec<String> = rows.as_slice().iter().map(|stored| stored.record.key().to_string()).collect();
     assert_eq!(keys, ["lanes now", "outbox e2", "lanes later"]);

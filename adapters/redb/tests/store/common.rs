@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use redb::StorageBackend;
 use twobox::{
-    Applied, Batch, Body, Change, Consumer, DeliveryState, Digest, Dump, Event, EventId, EventType, Expect, Fingerprint, Headers,
-    InboxRow, InboxState, LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, Reader, Reason,
-    Record, RequestKey, RequestRow, Store, Tables, Transaction,
+    Applied, Batch, Body, CallRow, CallState, Change, Consumer, DeliveryState, Digest, Dump, Event, EventId, EventType, Expect,
+    Fingerprint, Headers, InboxRow, InboxState, LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed,
+    PositionRow, Reader, Reason, Record, RequestKey, RequestRow, Store, Tables, Transaction,
 };
 use twobox_redb::{RedbError, RedbStore};
 
@@ -135,7 +135,7 @@ pub(crate) fn outbox_row(lane: &OrderingKey, sequence: u64, state: DeliveryState
 }
 
 pub(crate) fn lane_row(due: Option<Millis>) -> LaneRow {
-    LaneRow { next: 9, confirmed: 0, due, starts: 0, token: 0, lease: None, blocked_by: None }
+    LaneRow { next: 9, confirmed: 0, due, starts: 0, token: 0, lease: None, blocked_by: None, changed_at: at(1_000) }
 }
 
 /// Rows of every table in every state.
@@ -158,7 +158,10 @@ pub(crate) fn every_state() -> Vec<Record> {
     let events: Vec<EventId> = states.iter().map(|(id, ..)| event(id)).chain([event("f1")]).collect();
     let mut records = vec![
         Record::Request(request("req-open"), bound(None)),
-        Record::Request(request("req-placed"), bound(Some(Placed { order: order.clone(), events: events.clone() }))),
+        Record::Request(
+            request("req-placed"),
+            bound(Some(Placed { order: order.clone(), events: events.clone(), at: at(1_000) })),
+        ),
         Record::Order(
             order.clone(),
             OrderRow { request: request("req-placed"), committed_at: at(1_000), body: Body::json("{}").unwrap() },
@@ -203,9 +206,21 @@ pub(crate) fn every_state() -> Vec<Record> {
             InboxState::Failing | InboxState::Poisoned => (2, Some(Reason::new("no such customer"))),
         };
         let content = Digest::of_parts("sample", [id.as_bytes()]);
-        records.push(Record::Inbox(consumer.clone(), event(id), InboxRow { content, at: at(2_000), state, failures, reason }));
+        records.push(Record::Inbox(
+            consumer.clone(),
+            event(id),
+            InboxRow { content, at: at(2_000), state, failures, reason, effect: state == InboxState::Applied },
+        ));
     }
-    records.push(Record::Effect(consumer, event("e1"), Body::text("10 points").unwrap()));
+    records.push(Record::Effect(consumer.clone(), event("e1"), Body::text("10 points").unwrap()));
+    records.push(Record::Position(consumer.clone(), lane("customer-7"), PositionRow { sequence: 1, at: at(2_000) }));
+    for (id, state) in
+        [("e1", CallState::Done), ("e2", CallState::Intended), ("e3", CallState::Started), ("f1", CallState::Unknown)]
+    {
+        let row =
+            CallRow { state, at: at(2_100), starts: u32::from(state != CallState::Intended), note: Some(Reason::new("a mail")) };
+        records.push(Record::Call(consumer.clone(), event(id), row));
+    }
     records
 }
 

@@ -103,7 +103,7 @@ fn a_value_that_is_whole_but_no_row_is_damage() {
 /// The index and the rows have to agree, whichever of them is wrong.
 #[test]
 fn an_index_entry_without_its_row_is_damage() {
-    let due = Query::Due { now: at(99_999), lanes: 9, run: 9 };
+    let due = Query::Due { now: at(99_999), lanes: 9, run: 9, events: 99 };
     let lanes = Query::Lanes(vec![(lane("customer-7"), 9)]);
     let dead = Query::Dead { after: None, limit: 9 };
     let remove = |table: Rows, key: &'static [u8]| {
