@@ -91,6 +91,10 @@ pub trait AsyncStore: AsyncReader {
     }
 
     /// As [`Store::write`](super::Store::write).
+    ///
+    /// The future is `Send`, so that a runtime with several threads can spawn it, if `work` owns what it captures
+    /// (`async move`, with clones). The compiler does not find that out for one that captures references; there,
+    /// [`AsyncStore::begin`], [`AsyncTables::run`] and [`AsyncTransaction::commit`] do the same, without another try after a conflict.
     #[allow(async_fn_in_trait, reason = "whether the future is Send follows from the closure's")]
     async fn write<R, E>(
         &self,

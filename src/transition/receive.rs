@@ -284,7 +284,7 @@ impl Transition for CountFailure {
             Some((row, _)) => match row.state {
                 InboxState::Applied => return Ok(Decision::nothing(FailureCounted::AppliedAlready)),
                 InboxState::Poisoned => return Ok(Decision::nothing(FailureCounted::Poisoned)),
-                InboxState::Failing => row.failures + 1,
+                InboxState::Failing => row.failures.saturating_add(1),
             },
         };
         let (state, outcome) = if failures < self.limit {
