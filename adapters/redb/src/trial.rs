@@ -236,6 +236,55 @@ mod tests {
         bytes
     }
 
+    /// What reached a storage, in order.
+    #[derive(Debug, Default)]
+    struct Log(Mutex<Vec<String>>);
+
+    impl Log {
+        fn add(&self, what: String) -> io::Result<()> {
+            self.0.lock().unwrap().push(what);
+            Ok(())
+        }
+    }
+
+    impl StorageBackend for Log {
+        fn len(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+            Err(ErrorKind::UnexpectedEof.into())
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.add(format!("length {len}"))
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            self.add("sync".to_string())
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.add(format!("write {data:?} at {offset}"))
+        }
+    }
+
+    /// A crash while a trial is accepted leaves what a crash of redb would have left.
+    #[test]
+    fn what_was_kept_back_is_done_in_order_with_its_syncs() {
+        let trial = Trial::new(Log::default()).unwrap();
+        trial.set_len(8).unwrap();
+        trial.write(4, &[1]).unwrap();
+        trial.sync_data().unwrap();
+        trial.write(4, &[2]).unwrap();
+        trial.sync_data().unwrap();
+        assert!(trial.0.storage.0.lock().unwrap().is_empty());
+        trial.accept().unwrap();
+        trial.write(5, &[3]).unwrap();
+        let done = trial.0.storage.0.lock().unwrap().join(", ");
+        assert_eq!(done, "length 8, write [1] at 4, sync, write [2] at 4, sync, write [3] at 5");
+    }
+
     #[derive(Debug, Clone)]
     enum Step {
         Write(usize, usize, u8),

@@ -214,11 +214,15 @@ pub(crate) fn every_state() -> Vec<Record> {
     }
     records.push(Record::Effect(consumer.clone(), event("e1"), Body::text("10 points").unwrap()));
     records.push(Record::Position(consumer.clone(), lane("customer-7"), PositionRow { sequence: 1, at: at(2_000) }));
-    for (id, state) in
-        [("e1", CallState::Done), ("e2", CallState::Intended), ("e3", CallState::Started), ("f1", CallState::Unknown)]
-    {
-        let row =
-            CallRow { state, at: at(2_100), starts: u32::from(state != CallState::Intended), note: Some(Reason::new("a mail")) };
+    let states = [
+        ("e1", CallState::Done, Some("receipt 4711")),
+        ("e2", CallState::Intended, None),
+        ("e3", CallState::Started, None),
+        ("e4", CallState::Unknown, Some("no answer")),
+    ];
+    for (id, state, note) in states {
+        let starts = u32::from(state != CallState::Intended);
+        let row = CallRow { state, at: at(2_500), starts, note: note.map(Reason::new) };
         records.push(Record::Call(consumer.clone(), event(id), row));
     }
     records

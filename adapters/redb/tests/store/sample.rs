@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use twobox::{Fingerprint, Register, Request, Store};
+use twobox::{Fingerprint, Register, Request, Store, Table};
 use twobox_redb::{RedbReader, RedbStore};
 
 use crate::common::{at, every_state, fill, text};
@@ -24,6 +24,14 @@ fn the_sample_of_format_1_opens() {
     let request = Request::new("shop", "req-new", Fingerprint::of([("item", "pen")])).unwrap();
     let _ = store.run(Register::new(&request), at(5_000)).unwrap();
     assert_ne!(text(&store).unwrap(), expected);
+}
+
+#[test]
+fn the_sample_has_rows_of_every_table() {
+    let records = every_state();
+    for table in Table::ALL {
+        assert!(records.iter().any(|record| record.table() == table), "{table}: add rows of every state, and write the sample");
+    }
 }
 
 #[test]
