@@ -230,7 +230,8 @@ fn a_file_with_a_flipped_byte_is_refused_or_right() {
     // Each byte of the headers, and some in each page: its kind, its count, its first keys, the middle and the end.
     let pages = (1..whole.len() / 4096).flat_map(|page| [0, 2, 4, 9, 40, 700, 2048, 3000, 4095].map(|at| page * 4096 + at));
     for offset in (0..320).chain(pages) {
-        for mask in if offset < 320 { [0x01, 0xff] } else { [0x01, 0x80] } {
+        let masks: &[u8] = if offset < 320 { &[0x01, 0xff] } else { &[0x81] };
+        for mask in masks {
             let mut bytes = whole.clone();
             bytes[offset] ^= mask;
             let disk = Disk::with(bytes.clone());
