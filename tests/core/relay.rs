@@ -197,10 +197,8 @@ fn envelopes_that_cannot_be_read_make_a_pause_and_burn_nothing() {
         world.drain();
     }
     let rows = world.store.view().unwrap().load(&Query::Pending { after: None, limit: 9 }).unwrap();
-    let failures = rows.as_slice().iter().filter_map(|row| match &row.record {
-        Record::Outbox(_, row) => Some(row.failures),
-        _ => None,
-    });
+    let failures =
+        rows.as_slice().iter().filter_map(|row| if let Record::Outbox(_, row) = &row.record { Some(row.failures) } else { None });
     assert_eq!(failures.collect::<Vec<_>>(), [0]);
 }
 
