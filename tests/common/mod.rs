@@ -4,7 +4,7 @@ use twobox_conformance::Harness;
 use twobox_memory::MemoryStore;
 
 /// Opens memory stores.
-pub struct Memory(MemoryStore);
+pub(crate) struct Memory(MemoryStore);
 
 impl Harness for Memory {
     type Store = MemoryStore;

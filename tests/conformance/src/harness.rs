@@ -20,6 +20,9 @@ pub trait Harness: Sized + 'static {
     /// tables of their own.
     const OWN_ROWS: bool = false;
 
+    /// Whether a view can be opened while a transaction is open. Only a store with a single connection says no.
+    const VIEWS_MEANWHILE: bool = true;
+
     /// Opens a new and empty store.
     fn open() -> Self;
 

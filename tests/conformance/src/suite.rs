@@ -1,4 +1,24 @@
-//! The macro that makes the tests of an adapter.
+//! The macro that makes the tests of an adapter, and the same checks as a list.
+
+use crate::failure::Failure;
+use crate::harness::Harness;
+use crate::{matrix, scenario};
+
+/// Runs the contract tests and all scenarios without faults, and says which fail. This is for tests of the kit itself, which give it
+/// stores that are wrong.
+#[must_use]
+pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
+    let mut checks: Vec<(String, Result<(), Failure>)> = Vec::new();
+    macro_rules! contracts {
+        ({ $given:ident } $($name:ident)*) => {
+            $(checks.push((concat!("contract::", stringify!($name)).to_string(), crate::contract::$name::<H>()));)*
+        };
+    }
+    crate::each_contract!(contracts, H);
+    let scenarios = scenario::ALL.iter().map(|one| (format!("scenarios::{}", one.name), matrix::scenario::<H>(one)));
+    checks.extend(scenarios);
+    checks.into_iter().filter_map(|(name, result)| result.err().map(|failure| (name, failure))).collect()
+}
 
 /// Makes the tests for a [`Harness`](crate::Harness), each with a name of its own:
 ///
