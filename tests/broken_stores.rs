@@ -165,8 +165,12 @@ fn by_lane(rows: Vec<Stored>) -> Vec<Vec<Stored>> {
 
 fn load(defect: Option<Defect>, tables: &mut impl Load<Error = Infallible>, query: &Query) -> Result<Rows, Infallible> {
     let asked = match (defect, query) {
-        (Some(DueIgnoresNow), Query::Due { lanes, run, .. }) => Query::Due { now: Millis::MAX, lanes: *lanes, run: *run },
-        (Some(DueForgetsTheLimit), Query::Due { now, run, .. }) => Query::Due { now: *now, lanes: usize::MAX, run: *run },
+        (Some(DueIgnoresNow), Query::Due { lanes, run, events, .. }) => {
+            Query::Due { now: Millis::MAX, lanes: *lanes, run: *run, events: *events }
+        }
+        (Some(DueForgetsTheLimit), Query::Due { now, run, events, .. }) => {
+            Query::Due { now: *now, lanes: usize::MAX, run: *run, events: *events }
+        }
         _ => query.clone(),
     };
     let mut rows = tables.load(&asked)?.into_vec();
@@ -222,6 +226,7 @@ fn end_at_nul(record: Record) -> Record {
         Record::Event(event) => Record::Event(Event { body: end(event.body), ..event }),
         Record::Effect(consumer, id, body) => Record::Effect(consumer, id, end(body)),
         Record::Request(..) | Record::Outbox(..) | Record::Lane(..) | Record::Inbox(..) => record,
+        Record::Position(..) | Record::Call(..) => record,
     }
 }
 
@@ -232,7 +237,8 @@ fn text(defect: Defect, key: &Key) -> String {
         Key::Order(id) => id.to_string(),
         Key::Event(id) | Key::Outbox(id) => id.to_string(),
         Key::Lane(key) => key.to_string(),
-        Key::Inbox(consumer, id) | Key::Effect(consumer, id) => format!("{consumer}\0{id}"),
+        Key::Position(consumer, key) => format!("{consumer}\0{key}"),
+        Key::Inbox(consumer, id) | Key::Effect(consumer, id) | Key::Call(consumer, id) => format!("{consumer}\0{id}"),
     };
     match defect {
         IgnoresCase => text.to_lowercase(),

@@ -201,11 +201,12 @@ impl Witness {
                     Record::Outbox(id, row) => drop(outbox.insert(id.clone(), row.clone())),
                     Record::Lane(key, row) => drop(lanes.insert(key.clone(), row.clone())),
                     Record::Inbox(consumer, id, row) => {
-                        if row.state == InboxState::Applied {
+                        if row.state == InboxState::Applied && row.effect {
                             applied.insert((consumer.clone(), id.clone()), ());
                         }
                     }
                     Record::Effect(consumer, id, _) => drop(effects.insert((consumer.clone(), id.clone()), ())),
+                    Record::Position(..) | Record::Call(..) => {}
                 }
             }
         }

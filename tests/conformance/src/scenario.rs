@@ -98,6 +98,21 @@ pub enum Command {
         /// Whose id it has.
         event: EventRef,
     },
+    /// A consumer that asks for order receives an event, with its place in its ordering key: its sequence, and that of the event before it.
+    ReceiveInOrder {
+        /// Who receives.
+        consumer: &'static str,
+        /// What.
+        event: EventRef,
+        /// The sequence, and the sequence of the event before it.
+        place: (u64, u64),
+    },
+    /// An operator cancels an event that is not delivered yet.
+    Cancel(EventRef),
+    /// An operator redrives a dead event.
+    Redrive(EventRef),
+    /// An operator discards a dead event.
+    Discard(EventRef),
     /// A consumer counts that it failed on an event; it is set aside at the `limit`-th failure.
     CountFailure {
         /// Who failed.
@@ -147,6 +162,12 @@ impl fmt::Display for Command {
             Self::Receive { consumer, event, fails: false } => write!(f, "{consumer} receives {event}"),
             Self::Receive { consumer, event, fails: true } => write!(f, "{consumer} receives {event} and fails"),
             Self::ReceiveOther { consumer, event } => write!(f, "{consumer} receives other content as {event}"),
+            Self::ReceiveInOrder { consumer, event, place: (sequence, after) } => {
+                write!(f, "{consumer} receives {event} with sequence {sequence} after {after}")
+            }
+            Self::Cancel(event) => write!(f, "an operator cancels {event}"),
+            Self::Redrive(event) => write!(f, "an operator redrives {event}"),
+            Self::Discard(event) => write!(f, "an operator discards {event}"),
             Self::CountFailure { consumer, event, .. } => write!(f, "{consumer} counts a failure on {event}"),
             Self::Count => f.write_str("somebody counts"),
             Self::Wait(millis) => write!(f, "{millis} ms go by"),
@@ -207,14 +228,16 @@ const OTHER_LANE: Purchase = Purchase { request: "req-003", item: "eraser", quan
 const CREATED_1: EventRef = EventRef { event_type: "order.created", request: "req-001" };
 const CREATED_2: EventRef = EventRef { event_type: "order.created", request: "req-002" };
 
+const PAID_1: EventRef = EventRef { event_type: "order.paid", request: "req-001" };
+
 const A: &str = "relay-1";
 const B: &str = "relay-2";
 const LOYALTY: &str = "loyalty";
 const MAIL: &str = "mailing";
 
 use Command::{
-    Claim, Commit, Count, CountFailure, Crash, Drain, Place, PlaceWithOwnRow, Publish, ReadOwnRow, Receive, ReceiveOther,
-    Register, Renew, Settle, StepBack, Wait,
+    Cancel, Claim, Commit, Count, CountFailure, Crash, Discard, Drain, Place, PlaceWithOwnRow, Publish, ReadOwnRow, Receive,
+    ReceiveInOrder, ReceiveOther, Redrive, Register, Renew, Settle, StepBack, Wait,
 };
 
 const fn step(command: Command, gives: &'static str) -> Step {
@@ -405,8 +428,8 @@ define! {
         step(Wait(LEASE), "done"),
         step(Claim(B), "claimed order-created:req-001"),
         step(Publish(A, Broker::Takes), "order-created:req-001 applied by loyalty"),
-        step(Renew(A), "stale: relay-2 has taken the lane since, with token 2"),
-        step(Settle(A), "stale: relay-2 has taken the lane since, with token 2"),
+        step(Renew(A), "stale: relay-2 has taken the lane since, with token 1000002"),
+        step(Settle(A), "stale: relay-2 has taken the lane since, with token 1000002"),
         step(Count, "requests=1 orders=1 pending=1 inbox=1 effects=1"),
         step(Publish(B, Broker::Takes), "order-created:req-001 skipped by loyalty"),
         step(Settle(B), "1 confirmed"),
@@ -458,6 +481,38 @@ define! {
         step(Claim(A), "claimed order-created:req-001 order-created:req-002"),
         step(Publish(A, Broker::Rejects(CREATED_1)), "order-created:req-001 rejected; order-created:req-002 applied by loyalty"),
         step(Settle(A), "1 confirmed, dead order-created:req-001"),
+        step(Drain(A), "at rest"),
+    ]
+
+    redriven: "The broker rejects an event, which is dead. An operator redrives it, and it is delivered under the same id (P3, P5)." {} [
+        step(Commit(NOTEBOOK), "committed order:req-001 with order-created:req-001"),
+        step(Redrive(CREATED_1), "not redriven: it is pending, and this can be done only to events that are dead"),
+        step(Claim(A), "claimed order-created:req-001"),
+        step(Publish(A, Broker::Rejects(CREATED_1)), "order-created:req-001 rejected"),
+        step(Settle(A), "dead order-created:req-001"),
+        step(Count, "requests=1 orders=1 pending=0 inbox=0 effects=0"),
+        step(Redrive(CREATED_1), "redriven"),
+        step(Count, "requests=1 orders=1 pending=1 inbox=0 effects=0"),
+        step(Drain(A), "at rest, 1 confirmed"),
+    ]
+
+    discarded: "The broker rejects an event, which is dead and holds up the next one in its lane. An operator discards it, and the lane goes on (P3, P4)." { broker: Broker::Rejects(CREATED_1) } [
+        step(Commit(FIRST_OF_LANE), "committed order:req-001 with order-created:req-001"),
+        step(Commit(SECOND_OF_LANE), "committed order:req-002 with order-created:req-002"),
+        step(Drain(A), "at rest, dead order-created:req-001"),
+        step(Count, "requests=2 orders=2 pending=1 inbox=0 effects=0"),
+        step(Discard(CREATED_1), "discarded"),
+        step(Drain(A), "at rest, 1 confirmed"),
+        step(Count, "requests=2 orders=2 pending=0 inbox=1 effects=1"),
+    ]
+
+    cancelled: "An operator cancels an event before it is delivered. Its order stays, and the next one in its lane is delivered (P3)." {} [
+        step(Commit(FIRST_OF_LANE), "committed order:req-001 with order-created:req-001"),
+        step(Commit(SECOND_OF_LANE), "committed order:req-002 with order-created:req-002"),
+        step(Cancel(CREATED_1), "cancelled"),
+        step(Claim(A), "claimed order-created:req-002"),
+        step(Publish(A, Broker::Takes), "order-created:req-002 applied by loyalty"),
+        step(Settle(A), "1 confirmed"),
         step(Drain(A), "at rest"),
     ]
 
@@ -518,6 +573,17 @@ define! {
         step(Drain(A), "at rest, 2 confirmed"),
     ]
 
+    in_order: "A consumer asks for order. The second event of an order comes first and has to wait; after the first one it is applied (P4)." { consumers: &[] } [
+        step(Commit(PAID_NOTEBOOK), "committed order:req-001 with order-created:req-001 order-paid:req-001"),
+        step(ReceiveInOrder { consumer: LOYALTY, event: PAID_1, place: (2, 1) }, "waits for 1"),
+        step(Count, "requests=1 orders=1 pending=2 inbox=0 effects=0"),
+        step(ReceiveInOrder { consumer: LOYALTY, event: CREATED_1, place: (1, 0) }, "applied"),
+        step(ReceiveInOrder { consumer: LOYALTY, event: PAID_1, place: (2, 1) }, "applied"),
+        step(ReceiveInOrder { consumer: LOYALTY, event: CREATED_1, place: (1, 0) }, "skipped"),
+        step(Count, "requests=1 orders=1 pending=2 inbox=2 effects=2"),
+        step(Drain(A), "at rest, 2 confirmed"),
+    ]
+
     clock_steps_back: "The clock of the program steps back by an hour after an order is committed. The event is delivered later than it would have been, and nothing else changes (F7)." {} [
         step(Wait(3_600_000), "done"),
         step(Commit(NOTEBOOK), "committed order:req-001 with order-created:req-001"),
@@ -541,7 +607,7 @@ macro_rules! each_scenario {
             { $($given)* }
             buy_once retry_request other_parameters two_orders two_events answer_lost delivery_lost confirmation_lost
             consumption_fails two_consumers other_content own_rows stale_holder lease_renewed dead_blocks dead_lets_go_on
-            rejected outage one_transaction kills_the_relay deferred poisoned clock_steps_back
+            rejected redriven discarded cancelled outage one_transaction kills_the_relay deferred poisoned in_order clock_steps_back
         }
     };
 }

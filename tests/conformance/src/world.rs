@@ -7,9 +7,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use twobox::{
-    Body, Claim, CommitOrder, Committed, Consumer, CountFailure, DeliveryPolicy, Draft, Dump, Ending, Event, EventId,
-    FailureCounted, Fingerprint, Invalid, Key, Load, Millis, OrderId, OrderingKey, Owner, Placed, Query, Reader, Reason, Receive,
-    Received, Record, Register, Registered, Renew, Request, Run, RunError, RunResult, Settle, Store, Table, WhenDead,
+    Body, Cancel, Claim, CommitOrder, Committed, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Dump, Ending, Event,
+    EventId, FailureCounted, Fingerprint, Invalid, Key, Load, Millis, Operated, OrderId, OrderingKey, Owner, Placed, Query,
+    Reader, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Run, RunError, RunResult, Settle,
+    Store, Table, WhenDead,
 };
 
 use crate::failure::Failure;
@@ -226,7 +227,11 @@ impl<'s, H: Harness> World<'s, H> {
             | Command::Settle(_)
             | Command::Receive { .. }
             | Command::ReceiveOther { .. }
+            | Command::ReceiveInOrder { .. }
             | Command::CountFailure { .. }
+            | Command::Cancel(_)
+            | Command::Redrive(_)
+            | Command::Discard(_)
             | Command::Drain(_) => self.plan.begin(),
         };
         match fault {
@@ -260,6 +265,23 @@ impl<'s, H: Harness> World<'s, H> {
             Command::ReceiveOther { consumer, event } => {
                 let event = Event { body: Body::json(r#"{"quantity":"1000"}"#)?, ..event_of(event)? };
                 self.receive_one(consumer, &event, false)
+            }
+            Command::ReceiveInOrder { consumer, event, place: (sequence, after) } => {
+                let event = event_of(event)?;
+                let receive = receive_of(consumer, &event)?.in_order(event.ordering_key, sequence, after);
+                self.receive(&receive, false)
+            }
+            Command::Cancel(event) => {
+                let cancel = Cancel::new([EventId::new(event.to_string())?], Reason::new("the client has changed its mind"))?;
+                Ok(operated(&never(ended(self.sender().run(cancel, self.clock))?), "cancelled"))
+            }
+            Command::Redrive(event) => {
+                let redrive = Redrive::new([EventId::new(event.to_string())?], Duration::from_secs(7 * 24 * 3_600))?;
+                Ok(operated(&never(ended(self.sender().run(redrive, self.clock))?), "redriven"))
+            }
+            Command::Discard(event) => {
+                let discard = Discard::new([EventId::new(event.to_string())?], Reason::new("sent by hand"))?;
+                Ok(operated(&never(ended(self.sender().run(discard, self.clock))?), "discarded"))
             }
             Command::CountFailure { consumer, event, limit } => {
                 let reason = Reason::new("the points program is away");
@@ -426,15 +448,17 @@ impl<'s, H: Harness> World<'s, H> {
     }
 
     fn receive_one(&self, consumer: &str, event: &Event, fails: bool) -> Result<Outcome, Interrupt> {
-        let effect = Body::text(format!("{consumer} heard of {}", event.id))?;
-        let receive = Receive::new(Consumer::new(consumer)?, event).effect(effect);
+        self.receive(&receive_of(consumer, event)?, fails)
+    }
+
+    fn receive(&self, receive: &Receive, fails: bool) -> Result<Outcome, Interrupt> {
         let result = if fails {
             self.receiver().write(self.clock, |tx| {
-                let received = tx.run(&receive).map_err(UserError::<ErrorOf<H>>::of)?;
+                let received = tx.run(receive).map_err(UserError::<ErrorOf<H>>::of)?;
                 if received == Received::Applied { Err(UserError::Fails) } else { Ok(received) }
             })
         } else {
-            self.receiver().run(&receive, self.clock).map_err(|error| match error {
+            self.receiver().run(receive, self.clock).map_err(|error| match error {
                 RunError::Refused(refusal) => RunError::Refused(UserError::Refused(refusal.to_string())),
                 RunError::Conflict(key) => RunError::Conflict(key),
                 RunError::Store(error) => RunError::Store(error),
@@ -445,6 +469,7 @@ impl<'s, H: Harness> World<'s, H> {
             Ended::Done(Received::Applied) => Ok(Outcome::of("applied")),
             Ended::Done(Received::Duplicate) => Ok(Outcome::of("skipped")),
             Ended::Done(Received::Poisoned) => Ok(Outcome::of("poisoned")),
+            Ended::Done(Received::WaitsFor(sequence)) => Ok(Outcome::of(format_args!("waits for {sequence}"))),
             Ended::Refused(UserError::Fails) => Ok(Outcome::of("rolled back")),
             Ended::Refused(UserError::Refused(why)) => Ok(Outcome::refused(why)),
             Ended::Refused(UserError::Store(error)) => match ended(Err::<(), _>(error))? {
@@ -548,6 +573,18 @@ fn registered_text(registered: &Registered) -> String {
 
 fn committed_text(committed: &Committed) -> String {
     format!("{} {}", if committed.repeated { "repeated" } else { "committed" }, placed_text(&committed.placed))
+}
+
+fn operated(operated: &Operated, what: &str) -> Outcome {
+    match operated.refused.first() {
+        None => Outcome::of(what),
+        Some((_, why)) => Outcome::of(format_args!("not {what}: {why}")),
+    }
+}
+
+fn receive_of(consumer: &str, event: &Event) -> Result<Receive, Invalid> {
+    let effect = Body::text(format!("{consumer} heard of {}", event.id))?;
+    Ok(Receive::new(Consumer::new(consumer)?, event).effect(effect))
 }
 
 fn request_of(buy: Purchase) -> Result<Request, Invalid> {

@@ -57,12 +57,19 @@ impl Model {
                 let rows = self.0.iter().filter(|(key, _)| keys.as_slice().contains(key));
                 rows.map(|(_, row)| row.clone()).collect()
             }
-            Query::Due { now, lanes, run } => {
+            Query::Due { now, lanes, run, events } => {
                 let due = self.due();
                 let later = due.iter().position(|(due, _)| due > now).unwrap_or(due.len());
-                let now_due = due[..later].iter().take(*lanes).flat_map(|(_, key)| self.with_run(key, *run));
-                let next = if later < *lanes { due.get(later) } else { None };
-                now_due.chain(next.into_iter().flat_map(|(_, key)| self.with_run(key, 0))).collect()
+                let (mut answer, mut given) = (Vec::new(), 0);
+                for (at, (_, key)) in due.iter().enumerate().take(*lanes).take_while(|(at, _)| *at <= later) {
+                    if given >= *events {
+                        break;
+                    }
+                    let lane = self.with_run(key, if at < later { *run } else { 0 });
+                    given += lane.len() - 1;
+                    answer.extend(lane);
+                }
+                answer
             }
             Query::Lanes(lanes) => lanes.iter().flat_map(|(key, run)| self.with_run(key, *run)).collect(),
             Query::Deliveries { events, run } => {
@@ -72,6 +79,26 @@ impl Model {
                 lanes.sort();
                 lanes.dedup();
                 found.into_iter().chain(lanes.iter().flat_map(|key| self.with_run(key, *run))).collect()
+            }
+            Query::Pending { after, limit } => {
+                let pending = |row: &Stored| match &row.record {
+                    Record::Outbox(id, event) if event.state == DeliveryState::Pending => {
+                        Some(((event.lane.clone(), event.sequence, id.clone()), row.clone()))
+                    }
+                    _ => None,
+                };
+                let mut rows: Vec<_> = self.0.iter().filter_map(|(_, row)| pending(row)).collect();
+                rows.retain(|(place, _)| after.as_ref().is_none_or(|after| place > after));
+                rows.sort_by(|a, b| a.0.cmp(&b.0));
+                rows.truncate(*limit);
+                let mut last = None;
+                let with_lane = rows.into_iter().flat_map(|((lane, _, _), row)| {
+                    let first = last.as_ref() != Some(&lane);
+                    let head = if first { self.with_run(&lane, 0) } else { Vec::new() };
+                    last = Some(lane);
+                    head.into_iter().chain([row])
+                });
+                with_lane.collect()
             }
             Query::Dead { after, limit } => {
                 let after = after.clone().map(Key::Outbox);
@@ -97,7 +124,9 @@ fn pending_in(lane: &OrderingKey, row: &Stored) -> Option<(u64, Stored)> {
         | Record::Event(_)
         | Record::Lane(..)
         | Record::Inbox(..)
-        | Record::Effect(..) => None,
+        | Record::Effect(..)
+        | Record::Position(..)
+        | Record::Call(..) => None,
     }
 }
 
@@ -142,8 +171,10 @@ fn questions(rows: &[Stored]) -> Result<Vec<Query>, Failure> {
     let mut queries = Vec::new();
     let some = [0, 1, 2, 3, 5, 100];
     for now in [0, 19, 20, 39, 45, 50, u64::MAX - 1, u64::MAX].map(Millis::new) {
-        for lanes in some {
-            queries.extend(some.map(|run| Query::Due { now, lanes, run }));
+        for lanes in [0, 1, 3, 100] {
+            for run in [0, 2, 100] {
+                queries.extend([1, 4, 100].map(|events| Query::Due { now, lanes, run, events }));
+            }
         }
     }
     let mut names: Vec<OrderingKey> =
@@ -163,7 +194,12 @@ fn questions(rows: &[Stored]) -> Result<Vec<Query>, Failure> {
             queries.push(Query::Deliveries { events: events.iter().cloned().step_by(step).collect(), run });
         }
     }
+    let place = |row: &Stored| {
+        if let Record::Outbox(id, row) = &row.record { Some((row.lane.clone(), row.sequence, id.clone())) } else { None }
+    };
     for limit in some {
+        queries.push(Query::Pending { after: None, limit });
+        queries.extend(rows.iter().filter_map(place).step_by(3).map(|after| Query::Pending { after: Some(after), limit }));
         queries.push(Query::Dead { after: None, limit });
         queries.extend(events.iter().step_by(3).map(|after| Query::Dead { after: Some(after.clone()), limit }));
     }
@@ -230,7 +266,13 @@ pub fn answers_follow_every_change<H: Harness>() -> Result<(), Failure> {
                     let due = [None, Some(Millis::new(45)), Some(Millis::new(round)), lane.due][(at + round as usize) % 4];
                     Some(put(expect, Record::Lane(key, LaneRow { due, ..lane })))
                 }
-                Record::Request(..) | Record::Order(..) | Record::Event(_) | Record::Inbox(..) | Record::Effect(..) => None,
+                Record::Request(..)
+                | Record::Order(..)
+                | Record::Event(_)
+                | Record::Inbox(..)
+                | Record::Effect(..)
+                | Record::Position(..)
+                | Record::Call(..) => None,
             }
         });
         let changes: Vec<Change> = changes.collect();

@@ -1,8 +1,9 @@
 //! Rows to fill a store with.
 
 use twobox::{
-    Body, Consumer, DeliveryState, Digest, Event, EventId, EventType, Fingerprint, Headers, InboxRow, InboxState, LaneRow, Lease,
-    Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, Reason, Record, RequestKey, RequestRow,
+    Body, CallRow, CallState, Consumer, DeliveryState, Digest, Event, EventId, EventType, Fingerprint, Headers, InboxRow,
+    InboxState, LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record,
+    RequestKey, RequestRow,
 };
 
 use crate::failure::Failure;
@@ -56,18 +57,29 @@ pub(super) fn outbox(id: &str, lane: &str, sequence: u64, state: DeliveryState) 
 }
 
 pub(super) fn lane(key: &str, due: Option<Millis>) -> Made<Record> {
-    let row = LaneRow { next: 9, confirmed: 3, due, starts: 1, token: 5, lease: None, blocked_by: None };
+    let row =
+        LaneRow { next: 9, confirmed: 3, due, starts: 1, token: 5, lease: None, blocked_by: None, changed_at: Millis::new(6) };
     Ok(Record::Lane(OrderingKey::new(key).map_err(invalid)?, row))
 }
 
 pub(super) fn inbox(consumer: &str, id: &str, state: InboxState) -> Made<Record> {
     let content = Digest::of_parts("content", [id.as_bytes()]);
-    let row = InboxRow { content, at: Millis::new(11), state, failures: 1, reason: None };
+    let row = InboxRow { content, at: Millis::new(11), state, failures: 1, reason: None, effect: state == InboxState::Applied };
     Ok(Record::Inbox(Consumer::new(consumer).map_err(invalid)?, EventId::new(id).map_err(invalid)?, row))
 }
 
 pub(super) fn effect(consumer: &str, id: &str, body: Body) -> Made<Record> {
     Ok(Record::Effect(Consumer::new(consumer).map_err(invalid)?, EventId::new(id).map_err(invalid)?, body))
+}
+
+pub(super) fn position(consumer: &str, key: &str) -> Made<Record> {
+    let row = PositionRow { sequence: 4, at: Millis::new(12) };
+    Ok(Record::Position(Consumer::new(consumer).map_err(invalid)?, OrderingKey::new(key).map_err(invalid)?, row))
+}
+
+pub(super) fn call(consumer: &str, id: &str, state: CallState) -> Made<Record> {
+    let row = CallRow { state, at: Millis::new(13), starts: 1, note: None };
+    Ok(Record::Call(Consumer::new(consumer).map_err(invalid)?, EventId::new(id).map_err(invalid)?, row))
 }
 
 /// One row for each table, in the order of the tables.
@@ -80,6 +92,8 @@ pub(super) fn one_of_each(name: &str) -> Made<Vec<Record>> {
         lane(name, Some(Millis::new(10)))?,
         inbox("loyalty", name, InboxState::Applied)?,
         effect("loyalty", name, body("an effect")?)?,
+        position("loyalty", name)?,
+        call("loyalty", name, CallState::Started)?,
     ])
 }
 
@@ -92,7 +106,7 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
         let Record::Request(key, row) = request("shop", name)? else { continue };
         let placed = events.map(|count| {
             let events = (1..=count).map(|n| id(&format!("{name}/{n}"))).collect::<Made<Vec<_>>>()?;
-            Ok::<_, Failure>(Placed { order: OrderId::new(name).map_err(invalid)?, events })
+            Ok::<_, Failure>(Placed { order: OrderId::new(name).map_err(invalid)?, events, at: now })
         });
         records.push(Record::Request(key, RequestRow { placed: placed.transpose()?, ..row }));
     }
@@ -124,6 +138,13 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
             let name = format!("{} {}", state.name(), reason.is_some());
             let Record::Inbox(consumer, id, row) = inbox("loyalty", &name, state)? else { continue };
             records.push(Record::Inbox(consumer, id, InboxRow { reason, ..row }));
+        }
+    }
+    for state in [CallState::Intended, CallState::Started, CallState::Done, CallState::Unknown] {
+        for note in [None, Some(Reason::new("the bank says yes"))] {
+            let name = format!("{} {}", state.name(), note.is_some());
+            let Record::Call(consumer, id, row) = call("loyalty", &name, state)? else { continue };
+            records.push(Record::Call(consumer, id, CallRow { note, ..row }));
         }
     }
     let mut headers = Headers::new();

@@ -1,8 +1,8 @@
 //! Values that stores like to spoil: every byte, every length, texts that look alike, numbers at their limits (F19).
 
 use twobox::{
-    DeliveryState, Event, EventId, InboxRow, InboxState, LaneRow, Lease, Load, Millis, OrderingKey, OutboxRow, Owner, Query,
-    Reader, Reason, Record, Revision, Stored,
+    CallRow, CallState, DeliveryState, Event, EventId, InboxRow, InboxState, LaneRow, Lease, Load, Millis, OrderingKey,
+    OutboxRow, Owner, PositionRow, Query, Reader, Reason, Record, Revision, Stored,
 };
 
 use super::{committed, fill, rows, same};
@@ -122,6 +122,9 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
         records.push(rows::inbox("loyalty", name, InboxState::Applied)?);
         records.push(rows::inbox(name, "loyalty", InboxState::Applied)?);
         records.push(rows::effect("loyalty", name, rows::body("an effect")?)?);
+        records.push(rows::position("loyalty", name)?);
+        records.push(rows::position(name, "customer-7")?);
+        records.push(rows::call("loyalty", name, CallState::Done)?);
     }
     records.push(rows::event(&fill_up("語", EventId::MAX), rows::body("an event")?)?);
     // Keys of two parts: the same text when the parts are put together.
@@ -129,6 +132,8 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
         records.push(rows::request(first, second)?);
         records.push(rows::inbox(first, second, InboxState::Applied)?);
         records.push(rows::effect(first, second, rows::body("an effect")?)?);
+        records.push(rows::position(first, second)?);
+        records.push(rows::call(first, second, CallState::Done)?);
     }
     come_back::<H>("texts in keys", &records)?;
 
@@ -144,7 +149,13 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
             .filter(|record| match record {
                 Record::Lane(key, _) => key.as_str() == name,
                 Record::Outbox(_, row) => row.lane.as_str() == name,
-                Record::Request(..) | Record::Order(..) | Record::Event(_) | Record::Inbox(..) | Record::Effect(..) => false,
+                Record::Request(..)
+                | Record::Order(..)
+                | Record::Event(_)
+                | Record::Inbox(..)
+                | Record::Effect(..)
+                | Record::Position(..)
+                | Record::Call(..) => false,
             })
             .map(|record| Stored { record: record.clone(), revision: Revision::FIRST })
             .collect();
@@ -167,8 +178,16 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
             let owner = Owner::new("relay-1").map_err(Failure::new)?;
             let lease = Some(Lease { owner, until: time, through: number });
             let starts = u32::try_from(number).unwrap_or(u32::MAX);
-            let lane =
-                LaneRow { next: number, confirmed: number, due: Some(time), starts, token: number, lease, blocked_by: None };
+            let lane = LaneRow {
+                next: number,
+                confirmed: number,
+                due: Some(time),
+                starts,
+                token: number,
+                lease,
+                blocked_by: None,
+                changed_at: time,
+            };
             records.push(Record::Lane(key, lane));
         }
         if let Record::Outbox(id, row) = rows::outbox(&format!("event-{}", 99 - n), "lane-0", number, DeliveryState::Pending)? {
@@ -181,6 +200,12 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
         if let Record::Inbox(consumer, id, row) = rows::inbox("loyalty", &format!("event-{n}"), InboxState::Failing)? {
             records.push(Record::Inbox(consumer, id, InboxRow { at: time, failures: u32::MAX, ..row }));
         }
+        if let Record::Position(consumer, key, _) = rows::position("loyalty", &format!("lane-{n}"))? {
+            records.push(Record::Position(consumer, key, PositionRow { sequence: number, at: time }));
+        }
+        if let Record::Call(consumer, id, row) = rows::call("loyalty", &format!("event-{n}"), CallState::Started)? {
+            records.push(Record::Call(consumer, id, CallRow { at: time, starts: u32::MAX, ..row }));
+        }
         if let Record::Event(event) = rows::event(&format!("event-{n}"), rows::body("an event")?)? {
             records.push(Record::Event(Event { time, schema_version: u32::MAX, ..event }));
         }
@@ -190,7 +215,7 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
     let harness = H::open();
     fill(&harness, &records)?;
     let mut view = harness.store().view().map_err(Failure::store)?;
-    let due = Query::Due { now: Millis::MAX, lanes: 100, run: 0 };
+    let due = Query::Due { now: Millis::MAX, lanes: 100, run: 0, events: 100 };
     let lanes = view.load(&due).map_err(Failure::store)?.into_vec();
     let right: Vec<Stored> = records
         .iter()
