@@ -1,5 +1,6 @@
 //! What every table looks like after a kind of fault: the text of the snapshots, the same for every adapter.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::ControlFlow;
 
@@ -17,6 +18,19 @@ pub fn name(scenario: &Scenario, fault: Fault) -> String {
     format!("{}__{}", scenario.name, fault.name())
 }
 
+/// Whether a fault of this kind can strike in a scenario; if so it has a snapshot.
+///
+/// # Errors
+///
+/// The first outcome or promise that does not hold.
+pub fn strikes<H: Harness>(scenario: &Scenario, fault: Fault) -> Result<bool, Failure> {
+    Ok(plain(scenario).to_the_end::<H>()?.points.iter().any(|point| point.site == fault.site()))
+}
+
+const fn plain(scenario: &Scenario) -> Run<'_> {
+    Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::Restart, look: Look::EveryStep }
+}
+
 /// What is seen at one point: the tables after the fault, after reopening, and after recovery.
 struct Seen {
     at: usize,
@@ -31,7 +45,7 @@ struct Seen {
 ///
 /// The first outcome or promise that does not hold.
 pub fn text<H: Harness>(scenario: &Scenario, fault: Fault) -> Result<Option<String>, Failure> {
-    let plain = Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::Restart, look: Look::EveryStep };
+    let plain = plain(scenario);
     let right = plain.to_the_end::<H>()?;
     let mut all = Vec::new();
     for (at, _) in points(&right.points, 0).filter(|(_, kind)| *kind == fault) {
@@ -96,7 +110,7 @@ fn write_all(text: &mut String, scenario: &Scenario, fault: Fault, points: &[Poi
     write_phase(text, "AFTER RECOVERY (without times, leases and counters)", all, 2)
 }
 
-/// One phase: the points whose tables are the same stand together, and a table that is the same as in the group above is not shown again.
+/// One phase: the points whose tables are the same stand together, and a table that was shown for another point is not shown again.
 fn write_phase(text: &mut String, title: &str, all: &[Seen], phase: usize) -> std::fmt::Result {
     let mut groups: Vec<(&str, Vec<String>)> = Vec::new();
     for seen in all {
@@ -107,22 +121,45 @@ fn write_phase(text: &mut String, title: &str, all: &[Seen], phase: usize) -> st
         }
     }
     let alone = groups.len() == 1;
-    let mut above: Vec<String> = Vec::new();
+    let mut shown: BTreeMap<(usize, String), String> = BTreeMap::new();
     for (tables, points) in groups {
         let strikes = if alone { "wherever it strikes".to_string() } else { format!("if it strikes at {}", listed(&points)) };
         writeln!(text, "==== {title}, {strikes}:\n")?;
         let blocks = blocks(tables);
+        let mut alike: Option<(String, Vec<&str>)> = None;
         for (at, block) in blocks.iter().enumerate() {
-            if above.get(at) == Some(block) && block.lines().count() > 1 && !block.starts_with("---") {
-                writeln!(text, "{} as above", block.lines().next().unwrap_or_default())?;
-            } else {
-                text.push_str(block);
+            let (name, rest) = block.split_once(':').unwrap_or((block, ""));
+            let state = match rest.trim_end() {
+                "" => None,
+                " none" => Some("none".to_string()),
+                _ => shown.get(&(at, block.clone())).map(|point| format!("as at {point}")),
+            };
+            match (state, &mut alike) {
+                (Some(state), Some((there, names))) if *there == state => names.push(name),
+                (state, _) => {
+                    write_alike(text, alike.take())?;
+                    match state {
+                        Some(state) => alike = Some((state, vec![name])),
+                        None => {
+                            text.push_str(block);
+                            shown.insert((at, block.clone()), listed(&points[..1]));
+                        }
+                    }
+                }
             }
         }
+        write_alike(text, alike)?;
         writeln!(text)?;
-        above = blocks;
     }
     Ok(())
+}
+
+/// Tables that stand side by side and are all empty, or all as at another point.
+fn write_alike(text: &mut String, alike: Option<(String, Vec<&str>)>) -> std::fmt::Result {
+    match alike {
+        Some((state, names)) => writeln!(text, "{}: {state}", names.join(", ")),
+        None => Ok(()),
+    }
 }
 
 /// The tables one by one, and the titles of the stores: a line that is not indented begins a new one.

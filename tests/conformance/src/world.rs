@@ -19,6 +19,9 @@ use crate::faulty::{FaultError, Faulty};
 use crate::harness::{ErrorOf, Harness};
 use crate::scenario::{Broker, Command, EventRef, LEASE, Purchase, Scenario};
 
+/// When a scenario begins: late enough for a clock that steps back by an hour.
+const START: u64 = 10_000_000;
+
 /// Who holds what: one store for both sides, or one each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layout {
@@ -157,7 +160,7 @@ impl<'s, H: Harness> World<'s, H> {
         let max_starts = scenario.max_failures + scenario.max_failures / 2;
         let policy = DeliveryPolicy { max_failures: scenario.max_failures, max_starts, when_dead, ..DeliveryPolicy::default() };
         let relays = BTreeMap::new();
-        Self { scenario, plan, policy, sides, clock: Millis::new(1_000_000), relays, arrivals: Vec::new() }
+        Self { scenario, plan, policy, sides, clock: Millis::new(START), relays, arrivals: Vec::new() }
     }
 
     fn sender(&self) -> &Faulty<H> {
@@ -618,7 +621,7 @@ fn event_of(event: EventRef) -> Result<Event, Invalid> {
         event_type: twobox::EventType::new(event.event_type)?,
         schema_version: 1,
         ordering_key: OrderingKey::new(format!("order:{}", event.request))?,
-        time: Millis::new(1_000_000),
+        time: Millis::new(START),
         headers: twobox::Headers::new(),
         body: event_body(event)?,
     })
