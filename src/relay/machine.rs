@@ -534,14 +534,18 @@ impl RelayMachine {
         if self.stopping || self.paused_until.is_some() {
             return Vec::new();
         }
+        // What is tried alone (F4), and the first publish after an outage (F15), wait until nothing is under way.
         let alone = self.held.values().any(|held| held.alone);
-        if alone && (!self.orphans.is_empty() || self.held.values().any(|held| held.publishing.is_some())) {
+        let single = alone || self.broker_failures > 0;
+        if single && (!self.orphans.is_empty() || self.held.values().any(|held| held.publishing.is_some())) {
             return Vec::new();
         }
+        let most = if single { 1 } else { usize::MAX };
         let mut tickets = Vec::new();
         for (lane, held) in self.held.iter_mut().filter(|(_, held)| held.alone == alone) {
             // Under a lease that has run out another may publish: it is renewed first (F3).
-            if held.publishing.is_none()
+            if tickets.len() < most
+                && held.publishing.is_none()
                 && self.now < held.until
                 && !self.orphans.contains_key(lane)
                 && let Some(delivery) = held.waiting.pop_front()
@@ -593,7 +597,8 @@ impl RelayMachine {
 
     fn broker_away(&mut self) {
         self.counters.unavailable += 1;
-        if self.paused_until.is_none() {
+        // The answers of one batch are one failure; it may rest already for another reason.
+        if self.paused_until.is_none() || self.broker_failures == 0 {
             self.broker_failures += 1;
         }
         self.rest();

@@ -84,7 +84,7 @@ fn f05_of_two_operators_one_loses() {
             let run = store.run(claim(&policy, "worker"), at(0)).unwrap().runs.remove(0);
             let dead =
                 RunResult { lease: run.lease, confirmed: vec![], ended: Some((id.clone(), Ending::Rejected(Reason::new("no")))) };
-            assert_eq!(store.run(Settle::new(&policy, [dead]), at(1)).unwrap().dead, [id.clone()]);
+            assert_eq!(store.run(Settle::new(&policy, [dead]), at(1)).unwrap().dead, std::slice::from_ref(&id));
             let redrive = Redrive::new([id.clone()], Duration::from_secs(60)).unwrap();
             let discard = Discard::new([id.clone()], Reason::new("given up")).unwrap();
             let (first, second) = (decided(store, &redrive, at(2)), decided(store, &discard, at(2)));
@@ -155,7 +155,7 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
             let redrive = Redrive::new([id.clone()], window).unwrap();
             let operated = store.run(&redrive, now).unwrap();
             if age < window {
-                assert_eq!(operated.done, [id.clone()]);
+                assert_eq!(operated.done, std::slice::from_ref(&id));
                 // However late the redelivery comes, as long as it may be retried, it is known again.
                 let last = now + policy.longest_retry();
                 purge_all(receiver, &kept, page, last).unwrap();
@@ -165,7 +165,7 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
                 assert_eq!(*refused, NotDone::PastWindow { age, window });
                 assert!(refused.to_string().contains("force"));
                 assert_eq!(state(store, &id), "dead");
-                assert_eq!(store.run(redrive.force(), now).unwrap().done, [id.clone()]);
+                assert_eq!(store.run(redrive.force(), now).unwrap().done, std::slice::from_ref(&id));
                 let forgotten = age > kept.inbox;
                 assert_eq!(deliver(now).0 == Receipt::Applied, forgotten, "{age:?}");
             }

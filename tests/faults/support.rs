@@ -122,10 +122,13 @@ pub(crate) fn effect<S: Reader>(store: &S, consumer: &str, id: &EventId) -> Opti
 pub(crate) fn effects<S: Reader>(store: &S) -> usize {
     let (mut marks, mut effects) = (Vec::new(), Vec::new());
     for record in dump(store).records() {
-        match record {
-            Record::Inbox(consumer, id, row) if row.state == InboxState::Applied => marks.push((consumer.clone(), id.clone())),
-            Record::Effect(consumer, id, _) => effects.push((consumer.clone(), id.clone())),
-            _ => {}
+        if let Record::Inbox(consumer, id, row) = record
+            && row.state == InboxState::Applied
+        {
+            marks.push((consumer.clone(), id.clone()));
+        }
+        if let Record::Effect(consumer, id, _) = record {
+            effects.push((consumer.clone(), id.clone()));
         }
     }
     assert_eq!(marks, effects, "each mark has its effect, and each effect its mark");
