@@ -141,7 +141,8 @@ impl Driver {
                     let open = self.leases.iter().filter(|(token, leased)| !settled.contains(token) && !leased.lost);
                     let open: usize = open.map(|(_, leased)| leased.events.len()).sum();
                     assert!(exchange.claim == 0 || exchange.claim + open <= 12, "more than the window");
-                    let trying = self.leases.iter().any(|(token, leased)| leased.alone && !leased.lost && !settled.contains(token));
+                    let trying =
+                        self.leases.iter().any(|(token, leased)| leased.alone && !leased.lost && !settled.contains(token));
                     assert!(exchange.claim == 0 || !trying, "a claim while an event is tried alone (F4)");
                     self.transaction = Some(action);
                 }
@@ -160,7 +161,8 @@ impl Driver {
                         self.check_ticket(ticket);
                     }
                     self.publishing.extend(tickets.iter().cloned());
-                    let alone = self.publishing.iter().any(|t| self.leases.get(&t.lease.token).is_some_and(|l| l.alone && !l.lost));
+                    let alone =
+                        self.publishing.iter().any(|t| self.leases.get(&t.lease.token).is_some_and(|l| l.alone && !l.lost));
                     assert!(!alone || self.publishing.len() == 1, "what is tried alone is alone (F4)");
                 }
             }
@@ -176,7 +178,10 @@ impl Driver {
         if self.transaction.is_none() && !matches!(self.machine.phase(), Phase::StoreAway) {
             for leased in self.publishing.iter().filter_map(|ticket| self.leases.get(&ticket.lease.token)).filter(|l| !l.lost) {
                 let half = leased.until.before(LEASE / 2);
-                assert!(self.machine.now() < half && self.machine.poll_timeout().is_some_and(|at| at <= half), "not renewed in time");
+                assert!(
+                    self.machine.now() < half && self.machine.poll_timeout().is_some_and(|at| at <= half),
+                    "not renewed in time"
+                );
             }
         }
     }
@@ -232,7 +237,8 @@ impl Driver {
             *next += events as u64;
             let until = now + LEASE;
             let ids = deliveries.iter().map(|delivery| delivery.event.clone()).collect();
-            let leased = Leased { lane: lane.clone(), until, alone, events: ids, published: 0, confirmed: 0, ended: false, lost: false };
+            let leased =
+                Leased { lane: lane.clone(), until, alone, events: ids, published: 0, confirmed: 0, ended: false, lost: false };
             self.leases.insert(self.tokens, leased);
             claimed.runs.push(Run { lease: LeaseRef { lane, token: self.tokens }, until, alone, deliveries });
         }
