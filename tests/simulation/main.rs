@@ -19,7 +19,7 @@ use twobox::{Store, WhenDead};
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
 
-use world::{Plan, World};
+use world::{Plan, Told, World};
 
 /// The seeds to run: those given, or the one that the user asks for.
 fn seeds(given: impl IntoIterator<Item = u64>) -> Vec<u64> {
@@ -29,14 +29,14 @@ fn seeds(given: impl IntoIterator<Item = u64>) -> Vec<u64> {
     }
 }
 
-/// Runs the hour, checks how it ended, and gives all tables of both stores.
-fn simulate<S: Store>(plan: Plan, open: fn() -> S) -> String {
+/// Runs the hour, checks how it ended, and gives all tables of both stores, and what has happened.
+fn simulate<S: Store>(plan: Plan, open: fn() -> S) -> (String, Told) {
     let run = || {
         let (sender, receiver) = (open(), open());
         let mut world = World::new(plan, &sender, &receiver);
         world.run();
         world.check();
-        world.tables()
+        (world.tables(), world.told)
     };
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         println!("TWOBOX_SEED={} with {plan:?}", plan.seed);
@@ -51,7 +51,12 @@ fn redb() -> RedbStore {
 #[test]
 fn ten_thousand_events() {
     for seed in seeds([1]) {
-        simulate(Plan { seed, events: 10_000, keys: 200, when_dead: WhenDead::Continue }, MemoryStore::new);
+        let plan = Plan { seed, events: 10_000, keys: 200, when_dead: WhenDead::Continue };
+        let (_, told) = simulate(plan, MemoryStore::new);
+        // The script was not for nothing.
+        let Told { deaths, unavailable, lost_confirmations, duplicates, stale, renewals, rolled_back } = told;
+        assert!(deaths > 10 && unavailable > 100 && stale > 0 && renewals > 10 && rolled_back > 100);
+        assert!(lost_confirmations > 50 && duplicates > lost_confirmations);
     }
 }
 
@@ -68,9 +73,9 @@ fn many_hours() {
 fn the_same_seed_is_the_same_hour() {
     for seed in seeds([7]) {
         let plan = Plan { seed, events: 150, keys: 8, when_dead: WhenDead::Block };
-        let first = simulate(plan, MemoryStore::new);
-        assert!(first == simulate(plan, MemoryStore::new), "it differs from run to run");
-        assert!(first == simulate(plan, redb), "it differs from store to store");
-        assert!(first != simulate(Plan { seed: seed + 1, ..plan }, MemoryStore::new), "the seed counts");
+        let (first, _) = simulate(plan, MemoryStore::new);
+        assert!(first == simulate(plan, MemoryStore::new).0, "it differs from run to run");
+        assert!(first == simulate(plan, redb).0, "it differs from store to store");
+        assert!(first != simulate(Plan { seed: seed + 1, ..plan }, MemoryStore::new).0, "the seed counts");
     }
 }

@@ -149,13 +149,13 @@ pub(crate) struct World<'a, S> {
 /// What has happened, to know that the script was not for nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    deaths: u32,
-    unavailable: u32,
-    lost_confirmations: u32,
-    duplicates: u32,
-    stale: u32,
-    renewals: u32,
-    rolled_back: u32,
+    pub(crate) deaths: u32,
+    pub(crate) unavailable: u32,
+    pub(crate) lost_confirmations: u32,
+    pub(crate) duplicates: u32,
+    pub(crate) stale: u32,
+    pub(crate) renewals: u32,
+    pub(crate) rolled_back: u32,
 }
 
 impl<'a, S: Store> World<'a, S> {
@@ -554,10 +554,6 @@ impl<'a, S: Store> World<'a, S> {
         let set_aside =
             receiver.records().iter().filter(|r| matches!(r, Record::Inbox(_, _, row) if row.state == InboxState::Poisoned));
         assert_eq!(set_aside.count(), of(|nature| nature == Nature::SetAside).len());
-        // The script was not for nothing.
-        let Told { deaths, unavailable, lost_confirmations, duplicates, stale: _, renewals, rolled_back } = self.told;
-        assert!(deaths >= 2 + 2 * self.plan.policy().max_starts, "{:?}", self.told);
-        assert!(unavailable > 0 && duplicates >= lost_confirmations.min(1) && renewals > 0 && rolled_back > 0, "{:?}", self.told);
     }
 
     pub(crate) fn tables(&self) -> String {
