@@ -175,9 +175,18 @@ struct Held {
     token: u64,
     until: Millis,
     renew_at: Millis,
+    /// Nothing else is published while its event is (F4).
+    alone: bool,
     waiting: VecDeque<Delivery>,
     publishing: Option<EventId>,
     confirmed: Vec<EventId>,
+}
+
+/// Which transaction is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UnderWay {
+    Exchange,
+    Renewal,
 }
 
 /// A relay without clock, randomness or I/O; see the module for how to drive it.
@@ -188,10 +197,12 @@ pub struct RelayMachine {
     now: Millis,
     told: Millis,
     held: BTreeMap<OrderingKey, Held>,
+    /// Publishes that are under way although their lease is lost: nothing else of their lane is published before they end (P4).
+    orphans: BTreeMap<OrderingKey, (u64, EventId)>,
     /// What is to be settled, and what the exchange under way settles.
     results: Vec<RunResult>,
     settling: Vec<RunResult>,
-    transaction: bool,
+    transaction: Option<UnderWay>,
     claim_at: Millis,
     /// Somebody committed events while a transaction was under way, which may have begun before.
     woken: bool,
@@ -216,9 +227,10 @@ impl RelayMachine {
             now,
             told: now,
             held: BTreeMap::new(),
+            orphans: BTreeMap::new(),
             results: Vec::new(),
             settling: Vec::new(),
-            transaction: false,
+            transaction: None,
             claim_at: now,
             woken: false,
             broker_failures: 0,
@@ -267,7 +279,7 @@ impl RelayMachine {
     /// Whether it holds nothing and has nothing to settle. It may still claim when its time comes.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.results.is_empty() && !self.transaction
+        self.held.is_empty() && self.results.is_empty() && self.transaction.is_none()
     }
 
     /// Whether it was asked to stop, and everything that it held is settled.
@@ -301,13 +313,13 @@ impl RelayMachine {
     pub fn handle_wakeup(&mut self, now: Millis) {
         self.handle_timeout(now);
         self.claim_at = self.claim_at.min(self.now);
-        self.woken = self.transaction;
+        self.woken = self.transaction.is_some();
     }
 
     /// An exchange is committed.
     pub fn handle_exchanged(&mut self, now: Millis, settled: Option<&Settled>, claimed: Option<Claimed>) {
         self.handle_timeout(now);
-        if !core::mem::take(&mut self.transaction) {
+        if !self.ends(UnderWay::Exchange) {
             return;
         }
         self.store_failures = 0;
@@ -333,11 +345,14 @@ impl RelayMachine {
                 token: run.lease.token,
                 until: run.until,
                 renew_at: run.until.before(self.settings.lease / 2),
+                alone: run.alone,
                 waiting: run.deliveries.into(),
                 publishing: None,
                 confirmed: Vec::new(),
             };
-            self.held.insert(run.lease.lane, held);
+            // Our own lease of the lane may have run out before we claimed it again.
+            let lost = self.held.insert(run.lease.lane.clone(), held);
+            self.lose(run.lease.lane, lost);
         }
         if self.stopping || self.paused_until.is_some() {
             self.release_waiting();
@@ -347,7 +362,7 @@ impl RelayMachine {
     /// Leases are renewed, or not any more: what is not ours is not published.
     pub fn handle_renewed(&mut self, now: Millis, renewed: &Renewed) {
         self.handle_timeout(now);
-        if !core::mem::take(&mut self.transaction) {
+        if !self.ends(UnderWay::Renewal) {
             return;
         }
         self.store_failures = 0;
@@ -360,7 +375,8 @@ impl RelayMachine {
         for stale in &renewed.stale {
             if self.held.get(&stale.lease.lane).is_some_and(|held| held.token == stale.lease.token) {
                 self.counters.stale += 1;
-                self.held.remove(&stale.lease.lane);
+                let lost = self.held.remove(&stale.lease.lane);
+                self.lose(stale.lease.lane.clone(), lost);
             }
         }
     }
@@ -369,7 +385,7 @@ impl RelayMachine {
     /// settled again after a pause (F11); if it had been settled, that will turn out to be stale.
     pub fn handle_store_failed(&mut self, now: Millis) {
         self.handle_timeout(now);
-        if !core::mem::take(&mut self.transaction) {
+        if self.transaction.take().is_none() {
             return;
         }
         self.results.append(&mut self.settling);
@@ -387,15 +403,24 @@ impl RelayMachine {
     /// A publish has ended.
     pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
         self.handle_timeout(now);
-        let Some(held) = self.held.get_mut(&ticket.lease.lane) else { return };
+        let lane = &ticket.lease.lane;
+        if self.orphans.get(lane).is_some_and(|(token, event)| (*token, event) == (ticket.lease.token, &ticket.delivery.event)) {
+            self.orphans.remove(lane);
+            return;
+        }
+        let Some(held) = self.held.get_mut(lane) else { return };
         if held.token != ticket.lease.token || held.publishing.as_ref() != Some(&ticket.delivery.event) {
             return;
         }
         held.publishing = None;
         let event = ticket.delivery.event.clone();
+        let (mut unavailable, mut given_up) = (false, false);
         let ended = match published {
             Published::Confirmed => {
-                self.broker_failures = 0;
+                // While it pauses, this is the answer to a publish from before.
+                if self.paused_until.is_none() {
+                    self.broker_failures = 0;
+                }
                 held.confirmed.push(event);
                 if !held.waiting.is_empty() && !self.stopping && self.paused_until.is_none() {
                     return;
@@ -405,12 +430,20 @@ impl RelayMachine {
             Published::Failed(reason) => Some((event, Ending::Failed(reason))),
             Published::Rejected(reason) => Some((event, Ending::Rejected(reason))),
             Published::Unavailable(reason) => {
-                self.broker_away();
+                unavailable = true;
                 Some((event, Ending::Unavailable(reason)))
             }
-            Published::Abandoned => None,
+            Published::Abandoned => {
+                given_up = true;
+                None
+            }
         };
-        self.end_run(&ticket.lease.lane, ended);
+        self.end_run(lane, ended);
+        if unavailable {
+            self.broker_away();
+        } else if given_up && !self.stopping {
+            self.rest();
+        }
     }
 
     /// Stops: claims no more, and releases what is not being published (F12). What is being published is still waited for;
@@ -428,11 +461,12 @@ impl RelayMachine {
         self.store_paused_until = None;
         let lanes: Vec<OrderingKey> = self.held.keys().cloned().collect();
         lanes.iter().for_each(|lane| self.end_run(lane, None));
+        self.orphans.clear();
     }
 
     /// What there is to do next; `None` if there is nothing before the next event or timeout.
     pub fn poll_action(&mut self) -> Option<Action> {
-        if !self.transaction && self.store_paused_until.is_none() {
+        if self.transaction.is_none() && self.store_paused_until.is_none() {
             let renew: Vec<LeaseRef> = self
                 .held
                 .iter()
@@ -440,7 +474,7 @@ impl RelayMachine {
                 .map(|(lane, held)| LeaseRef { lane: lane.clone(), token: held.token })
                 .collect();
             if !renew.is_empty() {
-                self.transaction = true;
+                self.transaction = Some(UnderWay::Renewal);
                 return Some(Action::Renew(renew));
             }
         }
@@ -449,10 +483,10 @@ impl RelayMachine {
             self.counters.published += publish.len() as u64;
             return Some(Action::Publish(publish));
         }
-        if !self.transaction && self.store_paused_until.is_none() {
+        if self.transaction.is_none() && self.store_paused_until.is_none() {
             let claim = if self.wants_claim() { self.free() } else { 0 };
             if claim > 0 || !self.results.is_empty() {
-                self.transaction = true;
+                self.transaction = Some(UnderWay::Exchange);
                 self.settling = core::mem::take(&mut self.results);
                 return Some(Action::Exchange(Exchange { settle: self.settling.clone(), claim }));
             }
@@ -464,7 +498,7 @@ impl RelayMachine {
     /// more to do. Once [`RelayMachine::poll_action`] has nothing more, this lies in the future.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Millis> {
-        if self.transaction {
+        if self.transaction.is_some() {
             return None;
         }
         let renew = self.held.values().map(|held| held.renew_at).min();
@@ -487,7 +521,9 @@ impl RelayMachine {
         // Small claims while much is under way would only cost transactions.
         let worthwhile = self.held.is_empty() || self.free() * 2 >= self.settings.window;
         let probing = self.broker_failures > 0 && !self.held.is_empty();
-        !self.stopping && worthwhile && !probing
+        // What is claimed now would be counted as started if the event that is tried alone brings the process down.
+        let trying = self.held.values().any(|held| held.alone);
+        !self.stopping && worthwhile && !probing && !trying
     }
 
     fn wants_claim(&self) -> bool {
@@ -498,11 +534,20 @@ impl RelayMachine {
         if self.stopping || self.paused_until.is_some() {
             return Vec::new();
         }
+        // What is tried alone (F4), and the first publish after an outage (F15), wait until nothing is under way.
+        let alone = self.held.values().any(|held| held.alone);
+        let single = alone || self.broker_failures > 0;
+        if single && (!self.orphans.is_empty() || self.held.values().any(|held| held.publishing.is_some())) {
+            return Vec::new();
+        }
+        let most = if single { 1 } else { usize::MAX };
         let mut tickets = Vec::new();
-        for (lane, held) in &mut self.held {
+        for (lane, held) in self.held.iter_mut().filter(|(_, held)| held.alone == alone) {
             // Under a lease that has run out another may publish: it is renewed first (F3).
-            if held.publishing.is_none()
+            if tickets.len() < most
+                && held.publishing.is_none()
                 && self.now < held.until
+                && !self.orphans.contains_key(lane)
                 && let Some(delivery) = held.waiting.pop_front()
             {
                 held.publishing = Some(delivery.event.clone());
@@ -510,6 +555,22 @@ impl RelayMachine {
             }
         }
         tickets
+    }
+
+    /// Whether this is the answer to the transaction that is under way, which has then ended.
+    fn ends(&mut self, what: UnderWay) -> bool {
+        let ends = self.transaction == Some(what);
+        if ends {
+            self.transaction = None;
+        }
+        ends
+    }
+
+    /// Others hold this lane now: what was confirmed is theirs to find out, what is being published is waited for.
+    fn lose(&mut self, lane: OrderingKey, lost: Option<Held>) {
+        if let Some(Held { token, publishing: Some(event), .. }) = lost {
+            self.orphans.insert(lane, (token, event));
+        }
     }
 
     fn end_run(&mut self, lane: &OrderingKey, ended: Option<(EventId, Ending)>) {
@@ -536,8 +597,16 @@ impl RelayMachine {
 
     fn broker_away(&mut self) {
         self.counters.unavailable += 1;
-        if self.paused_until.is_none() {
+        // The answers of one batch are one failure; it may rest already for another reason.
+        if self.paused_until.is_none() || self.broker_failures == 0 {
             self.broker_failures += 1;
+        }
+        self.rest();
+    }
+
+    /// Pauses, and gives back what is not being published.
+    fn rest(&mut self) {
+        if self.paused_until.is_none() {
             self.paused_until = Some(self.now + self.pause(self.broker_failures));
         }
         self.release_waiting();

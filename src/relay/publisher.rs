@@ -35,7 +35,7 @@ pub enum Published {
     Rejected(Reason),
     /// The broker cannot be reached: counted against no event; the relay pauses (F15).
     Unavailable(Reason),
-    /// The publish was given up, since the relay stops: released, and counted against no event (F12).
+    /// The publish was given up, as when the relay stops: released, and counted against no event (F12). A relay that does not stop pauses.
     Abandoned,
 }
 

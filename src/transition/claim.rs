@@ -15,7 +15,8 @@ use crate::time::Millis;
 /// | the lane is                                          | what is written                            | outcome |
 /// |------------------------------------------------------|--------------------------------------------|---------|
 /// | due, its first event has starts left                 | the lane: lease, token and starts grow     | a [`Run`] of the events that are due, at most `run` |
-/// | the same, after a lease that nobody settled          | the same                                   | a run of the first event alone, to find out which one it is |
+/// | the same, after a lease that nobody settled          | the same                                   | a run of its first event only, to find out which one it is |
+/// | the same, after two of them, or with one start left  | the same                                   | such a run, and no other in this claim: [`Run::alone`] |
 /// | due, its first event has no start left (F4)          | the event is dead; the lane is blocked or goes on | the event is in [`Claimed::dead`] |
 /// | due, its first event is due later or there is none    | the lane, which is due when its first event is | not in the outcome |
 /// | not due, blocked, empty, or leased until later       | nothing                                    | not in the outcome |
@@ -80,6 +81,9 @@ pub struct Run {
     pub lease: LeaseRef,
     /// When another may take the lane.
     pub until: Millis,
+    /// Publish nothing else at the same time, and claim nothing: what was started with it before was never settled, so one of
+    /// them may bring the process down, and only alone it does not take others along to their last start (F4).
+    pub alone: bool,
     /// The events, one at least.
     pub deliveries: Vec<Delivery>,
 }
@@ -109,18 +113,26 @@ impl Transition for Claim<'_> {
         let mut claimed = Claimed::default();
         let mut left = self.limit;
         let mut later = None;
-        let mut idle = false;
+        let (mut idle, mut alone) = (false, false);
         for lane in rows.lanes() {
             if left == 0 || lane.row.due.is_none_or(|due| due > now) {
                 later = lane.row.due;
                 break;
             }
+            // What is to be tried alone has a claim of its own.
+            alone = self.is_alone(lane);
+            if alone && !claimed.runs.is_empty() {
+                break;
+            }
             let events = self.claim_lane(now, left, lane, &mut batch, &mut claimed);
             left -= events;
             idle |= events == 0;
+            if alone && events > 0 {
+                break;
+            }
         }
         // A lane that gave nothing took the place of another one in the answer, and may be due again itself.
-        let more = left == 0 || idle || (later.is_none() && self.is_cut(rows));
+        let more = left == 0 || idle || alone || (later.is_none() && self.is_cut(rows));
         claimed.next_due = if more { Some(now) } else { later };
         Ok(Decision::new(batch, claimed))
     }
@@ -136,6 +148,13 @@ impl Claim<'_> {
     fn is_cut(&self, rows: &Rows) -> bool {
         let lanes = rows.lanes().count();
         lanes == self.limit || rows.as_slice().len() - lanes >= self.limit.max(self.seen())
+    }
+
+    /// Whether the first event of a lane was started so often without an answer that it is to be tried alone.
+    fn is_alone(&self, lane: LaneView<'_>) -> bool {
+        let starts = lane.row.starts;
+        let settled = lane.pending().next().map_or(0, |(_, head, _)| head.starts);
+        starts >= 2 || (starts == 1 && settled.saturating_add(2) >= self.policy.max_starts)
     }
 
     /// Claims the first events of a lane and says how many.
@@ -173,7 +192,7 @@ impl Claim<'_> {
                 row.due = Some(until);
                 let events = deliveries.len();
                 let lease = LeaseRef { lane: lane.key.clone(), token: row.token };
-                claimed.runs.push(Run { lease, until, deliveries });
+                claimed.runs.push(Run { lease, until, alone: self.is_alone(lane), deliveries });
                 events
             }
             None => {
