@@ -6,4 +6,5 @@ pub mod disk;
 pub mod hostile;
 pub mod life;
 pub mod seed;
+pub mod shop;
 pub mod tables;

@@ -89,7 +89,7 @@ fn fail(whole: &Whole, options: RedbOptions, fault: Fault, counts: &mut Counts) 
         let store = reopened.unwrap_or_else(|error| panic!("{error}, {when}: {case}"));
         check(&contents(&store), when);
         drop(store);
-        if ended.trouble.is_some() && (long() || fault.at % 5 == 0) {
+        if ended.trouble.is_some() && (long() || fault.at.is_multiple_of(5)) {
             whole.recover(bytes, options, told);
             counts.recovered += 1;
         }

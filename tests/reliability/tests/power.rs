@@ -112,7 +112,7 @@ fn cut_everywhere(whole: &Whole, record: &[Op], options: RedbOptions, effort: Ef
         drop(store);
         *(if state == told { &mut counts.kept } else { &mut counts.lost }) += 1;
         // Once for each commit and what became of it; in the short form, for some of them.
-        if recovered.insert((told, state)) && (long() || (told + state) % 16 == 0) {
+        if recovered.insert((told, state)) && (long() || (told + state).is_multiple_of(16)) {
             whole.recover(bytes.to_vec(), options, told);
             counts.recovered += 1;
             // The power is cut again while the store is opened, repaired and closed.
