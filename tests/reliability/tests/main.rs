@@ -3,6 +3,7 @@
 // A helper that cannot go on has found a failure, as a test has; and what was counted is printed.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
+mod callers;
 mod death;
 mod io_errors;
 mod power;
