@@ -1,10 +1,8 @@
 //! What is done with bytes that somebody may have damaged or made up. Each function is the body of a fuzz target, and is called by a test
 //! with a corpus and its mutations. A panic is a finding.
 
-use redb::StorageBackend;
-use redb::backends::InMemoryBackend;
 use twobox::codec;
-use twobox::{Fingerprint, Table};
+use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Request, RunError, Store, Stored, Table};
 use twobox_redb::{RedbError, RedbOptions};
 
 use crate::disk::Disk;
@@ -69,33 +67,57 @@ pub fn file(bytes: &[u8], good: &[u8]) {
 pub enum Verdict {
     /// It opens, and holds this.
     Opened(Contents),
-    /// It does not, or cannot be read to its end.
+    /// It does not, or cannot be read to its end, or refuses to go on.
     Refused(RedbError),
-    /// It opens, can be read, and contradicts itself.
-    Contradicts(String),
+    /// It opens, can be read, and is wrong.
+    Wrong(String),
 }
 
-/// Opens the bytes of a file, reads everything, and lives on in it.
+impl<E: std::fmt::Display> From<RunError<RedbError, E>> for Verdict {
+    fn from(error: RunError<RedbError, E>) -> Self {
+        match error {
+            RunError::Store(error) | RunError::Unknown(error) => Self::Refused(error),
+            RunError::Refused(refused) => Self::Wrong(refused.to_string()),
+            RunError::Conflict(key) => Self::Wrong(format!("a conflict over {key}, with nobody else there")),
+        }
+    }
+}
+
+impl From<Broken<RedbError>> for Verdict {
+    fn from(broken: Broken<RedbError>) -> Self {
+        match broken {
+            Broken::Store(error) => Self::Refused(error),
+            Broken::Contradiction(what) => Self::Wrong(what),
+        }
+    }
+}
+
+/// Opens the bytes of a file, reads everything, writes to it, and reads everything again.
 #[must_use]
 pub fn open(bytes: &[u8]) -> Verdict {
-    let storage = InMemoryBackend::new();
-    let copied = storage.set_len(bytes.len() as u64).and_then(|()| StorageBackend::write(&storage, 0, bytes));
-    if let Err(error) = copied {
-        return Verdict::Refused(error.into());
+    live_on(bytes).map_or_else(|verdict| *verdict, Verdict::Opened)
+}
+
+fn live_on(bytes: &[u8]) -> Result<Contents, Box<Verdict>> {
+    let refused = |error| Box::new(Verdict::Refused(error));
+    let wrong = |invalid: twobox::Invalid| Box::new(Verdict::Wrong(invalid.to_string()));
+    let store = RedbOptions::new().cache_bytes(4 << 20).open_on(Disk::of(bytes.to_vec())).map_err(refused)?;
+    let before = Contents::of(&store).map_err(Verdict::from)?;
+    // Larger than a page, in a place of its own.
+    let request = Request::new("hostile", "a new request", Fingerprint::of_bytes(b"")).map_err(wrong)?;
+    let body = Body::new("text/plain", [b'n'; 9_000]).map_err(wrong)?;
+    let draft = Draft::new("created", body.clone()).map_err(wrong)?;
+    let order = CommitOrder::new(&request, OrderId::new("a new order").map_err(wrong)?, body, [draft]).map_err(wrong)?;
+    let placed = store.run(order, Millis::new(0)).map_err(Verdict::from)?;
+    let after = Contents::of(&store).map_err(Verdict::from)?;
+    // What is written goes to where nothing is: a request, an order, an event, its delivery state and its lane.
+    let old = |row: &&Stored| before.rows.contains(row);
+    let kept = after.rows.iter().filter(old).count() == before.rows.len() && after.own == before.own;
+    if !placed.repeated && !(kept && after.rows.len() == before.rows.len() + 5) {
+        return Err(Box::new(Verdict::Wrong("a new order has changed other rows".to_string())));
     }
-    let store = match RedbOptions::new().cache_bytes(4 << 20).open_on(storage) {
-        Ok(store) => store,
-        Err(error) => return Verdict::Refused(error),
-    };
-    let verdict = match Contents::of(&store) {
-        Ok(contents) => Verdict::Opened(contents),
-        Err(Broken::Store(error)) => Verdict::Refused(error),
-        Err(Broken::Contradiction(what)) => Verdict::Contradicts(what),
-    };
-    if let Err(error) = store.close() {
-        return Verdict::Refused(error);
-    }
-    verdict
+    store.close().map_err(refused)?;
+    Ok(before)
 }
 
 /// A good file in which a life was lived to its end.

@@ -156,6 +156,9 @@ fn orders_are_committed_in_one_lane_and_in_many() {
     on_each_store("lanes", lanes, lanes);
 }
 
+/// How many settles came too late.
+static STALE: AtomicU64 = AtomicU64::new(0);
+
 /// What relays publish to: it notes what comes, and sometimes fails.
 struct Broker<'b> {
     came: &'b Mutex<Vec<EventId>>,
@@ -241,6 +244,7 @@ where
     for (lane, sequences) in first {
         assert!(sequences.is_sorted(), "P4: in {lane} they came first in the order {sequences:?}");
     }
+    STALE.fetch_add(counters.iter().map(|counters| counters.stale).sum(), Ordering::Relaxed);
     let confirmed: u64 = counters.iter().map(|counters| counters.confirmed).sum::<u64>() + relay.machine().counters().confirmed;
     assert_eq!(confirmed, places.len() as u64, "P6: each event was settled by one holder");
 }
@@ -248,6 +252,9 @@ where
 #[test]
 fn relays_race_for_leases() {
     on_each_store("relays", relays, relays);
+    let stale = STALE.load(Ordering::Relaxed);
+    println!("many callers, relays: {stale} settles came too late and were refused");
+    assert!(stale > 0, "the race was none");
 }
 
 fn message(number: usize) -> Message {
