@@ -100,7 +100,7 @@ impl Harness for OnBytes {
     }
 }
 
-twobox_conformance::suite!(OnBytes, pairs: 10, reference: Memory);
+twobox_conformance::suite!(OnBytes, pairs: 40, reference: Memory);
 
 /// redb in a file.
 struct InFile {

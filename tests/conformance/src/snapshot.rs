@@ -5,11 +5,11 @@ use std::fmt::Write;
 use std::ops::ControlFlow;
 
 use crate::failure::{Failure, ensure};
-use crate::fault::{Fault, Point};
+use crate::fault::Fault;
 use crate::harness::Harness;
 use crate::matrix::points;
-use crate::run::{Look, Moment, Run, Then, shown};
-use crate::scenario::Scenario;
+use crate::run::{End, Look, Moment, Run, Then, shown};
+use crate::scenario::{Command, Scenario};
 use crate::world::Layout;
 
 /// The name of a snapshot.
@@ -28,7 +28,7 @@ pub fn strikes<H: Harness>(scenario: &Scenario, fault: Fault) -> Result<bool, Fa
 }
 
 const fn plain(scenario: &Scenario) -> Run<'_> {
-    Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::Restart, look: Look::EveryStep }
+    Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::Restart, look: Look::Nowhere }
 }
 
 /// What is seen at one point: the tables after the fault, after reopening, and after recovery.
@@ -38,8 +38,8 @@ struct Seen {
 }
 
 /// Every table of sender and receiver, each with a store of its own, after a fault of this kind at each point where it can strike:
-/// right after it, after the stores were opened again, and after the program has done everything again.
-/// `None` if the scenario has no such point.
+/// right after it, after the stores were opened again, and after the program has done everything again. It shows what there is, right
+/// or wrong: whether it is right is for the [matrix](crate::matrix) to say. `None` if the scenario has no such point.
 ///
 /// # Errors
 ///
@@ -51,22 +51,26 @@ pub fn text<H: Harness>(scenario: &Scenario, fault: Fault) -> Result<Option<Stri
     for (at, _) in points(&right.points, 0).filter(|(_, kind)| *kind == fault) {
         let faults = [(at, fault)];
         let mut texts = [String::new(), String::new(), String::new()];
-        let end = Run { faults: &faults, ..plain }.run::<H>(|moment, world| {
+        let run = Run { faults: &faults, ..plain };
+        let end = run.run::<H>(|moment, world| {
             match moment {
                 Moment::AfterFault => texts[0] = shown(&world.dumps()?, |dump| dump),
                 Moment::Reopened => texts[1] = shown(&world.dumps()?, |dump| dump),
                 Moment::GoesOn(_) => {}
             }
             Ok(ControlFlow::Continue(()))
-        })?;
-        texts[2] = end.map(|end| end.lasting).unwrap_or_default();
+        });
+        texts[2] = match end {
+            Ok(end) => end.map(|end| end.lasting).unwrap_or_default(),
+            Err(failure) => format!("--- there is no end: {failure}\n"),
+        };
         all.push(Seen { at, texts });
     }
     if all.is_empty() {
         return Ok(None);
     }
     let mut text = String::new();
-    write_all(&mut text, scenario, fault, &right.points, &all).map_err(Failure::new)?;
+    write_all(&mut text, scenario, fault, &right, &all).map_err(Failure::new)?;
     Ok(Some(text))
 }
 
@@ -89,16 +93,21 @@ pub fn same_as<R: Harness, H: Harness>(scenario: &Scenario) -> Result<(), Failur
     Ok(())
 }
 
-fn write_all(text: &mut String, scenario: &Scenario, fault: Fault, points: &[Point], all: &[Seen]) -> std::fmt::Result {
+fn write_all(text: &mut String, scenario: &Scenario, fault: Fault, right: &End, all: &[Seen]) -> std::fmt::Result {
     writeln!(text, "{}\n", scenario.story)?;
     writeln!(text, "The fault: {}", fault.sentence())?;
     writeln!(text, "After it the stores are opened again, and everything is done again from the first step.\n")?;
-    writeln!(text, "The steps:")?;
+    writeln!(text, "The steps, each with what it gives without the fault:")?;
     for (number, step) in (1..).zip(scenario.steps) {
-        let here = all.iter().filter(|seen| points[seen.at - 1].step + 1 == number);
+        let here = all.iter().filter(|seen| right.points[seen.at - 1].step + 1 == number);
         let here: Vec<String> = here.map(|seen| seen.at.to_string()).collect();
         let strikes = if here.is_empty() { String::new() } else { format!("  <- strikes at {}", listed(&here)) };
         writeln!(text, "{number:>3}  {}{strikes}", step.command)?;
+        // Not every store has rows of the user's own, and the text is the same for all.
+        let outcome = right.outcomes.get(&(number - 1)).filter(|_| !matches!(step.command, Command::ReadOwnRow(_)));
+        if let Some(outcome) = outcome.filter(|outcome| *outcome != "done") {
+            writeln!(text, "       {outcome}")?;
+        }
     }
     writeln!(text)?;
     write_phase(text, "AFTER THE FAULT", all, 0)?;

@@ -218,12 +218,11 @@ impl<'s, H: Harness> World<'s, H> {
     /// Does what the command says, after the fault that strikes before it.
     pub(crate) fn begin(&mut self, command: Command) -> Result<Outcome, Interrupt> {
         let fault = match command {
-            Command::Wait(_) | Command::StepBack(_) | Command::Count | Command::Crash => None,
+            Command::Wait(_) | Command::StepBack(_) | Command::Count | Command::ReadOwnRow(_) | Command::Crash => None,
             Command::Register(_)
             | Command::Commit(_)
             | Command::Place(_)
             | Command::PlaceWithOwnRow { .. }
-            | Command::ReadOwnRow(_)
             | Command::Claim(_)
             | Command::Publish(..)
             | Command::Renew(_)
