@@ -175,7 +175,7 @@ impl Driver {
             ),
         }
         // What is being published is renewed when half of its lease is over, as soon as the store is there and not busy (F3).
-        if self.transaction.is_none() && !matches!(self.machine.phase(), Phase::StoreAway) {
+        if self.transaction.is_none() && !self.stopping && self.machine.phase() != Phase::StoreAway {
             for leased in self.publishing.iter().filter_map(|ticket| self.leases.get(&ticket.lease.token)).filter(|l| !l.lost) {
                 let half = leased.until.before(LEASE / 2);
                 assert!(
