@@ -299,10 +299,11 @@ impl Driver {
         }
         let paused = self.machine.is_paused();
         let known = self.leases.get(&ticket.lease.token).is_some_and(|leased| !leased.lost);
-        match answer {
-            Published::Confirmed if !paused && known => self.probing = false,
-            Published::Unavailable(_) if known => self.probing = true,
-            _ => {}
+        if known && !paused && answer == Published::Confirmed {
+            self.probing = false;
+        }
+        if known && matches!(answer, Published::Unavailable(_)) {
+            self.probing = true;
         }
         self.machine.handle_published(self.clock, &ticket, answer);
         self.old.push(ticket);
