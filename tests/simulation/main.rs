@@ -13,7 +13,7 @@
 mod chance;
 mod world;
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use twobox::{Store, WhenDead};
 use twobox_memory::MemoryStore;
@@ -39,8 +39,8 @@ fn simulate<S: Store>(plan: Plan, open: fn() -> S) -> (String, Told) {
         (world.tables(), world.told)
     };
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        println!("TWOBOX_SEED={} with {plan:?}", plan.seed);
-        resume_unwind(panic)
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        panic!("with TWOBOX_SEED={} and {plan:?}: {}", plan.seed, text.unwrap_or("it panicked"))
     })
 }
 

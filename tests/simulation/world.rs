@@ -541,7 +541,7 @@ impl<'a, S: Store> World<'a, S> {
         let mut effects = 0;
         for name in CONSUMERS {
             for (key, committed) in &self.committed {
-                let takes = |nature: Nature| !nature.is_poison() && !(nature == Nature::SetAside && name == PICKY);
+                let takes = |nature: Nature| !nature.is_poison() && (nature != Nature::SetAside || name != PICKY);
                 let expected: Vec<&EventId> = committed.iter().filter(|(_, nature)| takes(*nature)).map(|(id, _)| id).collect();
                 let applied = self.applied.get(&(Consumer::new(name).unwrap(), key.clone()));
                 let applied: Vec<&EventId> = applied.into_iter().flatten().collect();
