@@ -1,6 +1,6 @@
 //! An hour of three relays, two consumers and a broker with bad days, in simulated time.
 //!
-//! Everything that can go wrong does, by script and by chance: relays die with leases in their hands, a message brings down whoever
+//! Everything that can go wrong does, by script and by chance: relays die with leases in their hands or sleep through them, a message brings down whoever
 //! publishes it, the broker is slow and then away, confirmations get lost, a clock steps back, a relay is stopped and started
 //! again. At the end, each event has had its effect once at each consumer and in order, except those that nobody could deliver, and
 //! these are exactly the ones that are dead (P3, P4, P5, F4, F15).
