@@ -175,7 +175,7 @@ impl Driver {
             ),
         }
         // What is being published is renewed when half of its lease is over, as soon as the store is there and not busy (F3).
-        if self.transaction.is_none() && !matches!(self.machine.phase(), Phase::StoreAway) {
+        if self.transaction.is_none() && !self.stopping && self.machine.phase() != Phase::StoreAway {
             for leased in self.publishing.iter().filter_map(|ticket| self.leases.get(&ticket.lease.token)).filter(|l| !l.lost) {
                 let half = leased.until.before(LEASE / 2);
                 assert!(
@@ -299,10 +299,11 @@ impl Driver {
         }
         let paused = self.machine.is_paused();
         let known = self.leases.get(&ticket.lease.token).is_some_and(|leased| !leased.lost);
-        match answer {
-            Published::Confirmed if !paused && known => self.probing = false,
-            Published::Unavailable(_) if known => self.probing = true,
-            _ => {}
+        if known && !paused && answer == Published::Confirmed {
+            self.probing = false;
+        }
+        if known && matches!(answer, Published::Unavailable(_)) {
+            self.probing = true;
         }
         self.machine.handle_published(self.clock, &ticket, answer);
         self.old.push(ticket);

@@ -277,7 +277,12 @@ fn claim(policy: &DeliveryPolicy, limit: usize) -> Claim<'_> {
 fn run_of(key: &str, token: u64, deliveries: &[(&str, u64, u64, u32)]) -> Run {
     let delivery =
         |&(event, sequence, after, attempt): &(&str, u64, u64, u32)| Delivery { event: name(event), sequence, after, attempt };
-    Run { lease: LeaseRef { lane: name(key), token }, until: ms(UNTIL), deliveries: deliveries.iter().map(delivery).collect() }
+    Run {
+        lease: LeaseRef { lane: name(key), token },
+        until: ms(UNTIL),
+        alone: false,
+        deliveries: deliveries.iter().map(delivery).collect(),
+    }
 }
 
 fn lane_due(due: u64) -> LaneRow {
@@ -327,19 +332,39 @@ fn claim_of_a_lane_that_is_due() {
     assert_eq!(decide(forever, &rows).unwrap().outcome.runs[0].until, Millis::MAX);
 }
 
-/// The second row: after a lease that nobody settled, the first event alone (F4).
+/// The second and third row: after a lease that nobody settled, the first event only, to find out which one it is (F4); after
+/// two of them, or with one start left, nothing else is claimed with it, whether it stands before the others or behind them.
 #[test]
 fn claim_after_a_lease_that_nobody_settled() {
     let block = policy(WhenDead::Block);
-    let lapsed = LaneRow { lease: Some(lease("other", 1_000, 4)), starts: 2, ..lane_due(1_000) };
-    let rows = [
-        stored(5, lane("a", lapsed)),
-        stored(1, outbox("e3", OutboxRow { starts: 1, failures: 1, ..pending("a", 3) })),
-        stored(1, outbox("e4", pending("a", 4))),
-    ];
-    let claimed = Claimed { runs: vec![run_of("a", 8, &[("e3", 3, 2, 4)])], dead: vec![], next_due: None };
-    let after = LaneRow { starts: 3, ..leased_lane(3) };
-    assert_eq!(decide(claim(&block, 10), &rows), writes([update(5, lane("a", after))], claimed));
+    for (settled, unsettled, alone) in [(0, 1, false), (1, 1, false), (2, 1, true), (0, 2, true), (1, 2, true), (0, 3, true)] {
+        let lapsed = |key| {
+            let row = LaneRow { lease: Some(lease("other", 1_000, 4)), starts: unsettled, ..lane_due(1_000) };
+            stored(5, lane(key, row))
+        };
+        let event = |id, key, sequence, starts| stored(1, outbox(id, OutboxRow { starts, ..pending(key, sequence) }));
+        let started = [lapsed("a"), event("e3", "a", 3, settled), event("e4", "a", 4, 0)];
+        let plain = [stored(5, lane("b", lane_due(1_000))), event("f3", "b", 3, 0)];
+        let run = |deliveries| Run { alone, ..run_of("a", 8, deliveries) };
+        let tried = run(&[("e3", 3, 2, settled + unsettled + 1)]);
+        let beside = run_of("b", 8, &[("f3", 3, 2, 1)]);
+        let after = || update(5, lane("a", LaneRow { starts: unsettled + 1, ..leased_lane(3) }));
+        let plain_after = || update(5, lane("b", leased_lane(3)));
+
+        let first = decide(claim(&block, 10), &[&started[..], &plain].concat());
+        let behind = decide(claim(&block, 10), &[&plain[..], &started].concat());
+        if alone {
+            let claimed = Claimed { runs: vec![tried], dead: vec![], next_due: Some(NOW) };
+            assert_eq!(first, writes([after()], claimed), "{settled} {unsettled}");
+            let claimed = Claimed { runs: vec![beside], dead: vec![], next_due: Some(NOW) };
+            assert_eq!(behind, writes([plain_after()], claimed), "{settled} {unsettled}");
+        } else {
+            let claimed = Claimed { runs: vec![tried.clone(), beside.clone()], dead: vec![], next_due: None };
+            assert_eq!(first, writes([after(), plain_after()], claimed), "{settled} {unsettled}");
+            let claimed = Claimed { runs: vec![beside, tried], dead: vec![], next_due: None };
+            assert_eq!(behind, writes([after(), plain_after()], claimed), "{settled} {unsettled}");
+        }
+    }
 }
 
 /// The third row: no start left (F4), and what the policy says of the lane then (P4).
@@ -967,6 +992,32 @@ fn count_failure() {
         for state in [InboxState::Applied, InboxState::Failing, InboxState::Poisoned] {
             assert_eq!(decide(count(3), &[stored(3, inbox(state, 2, &other))]), Err(differs(&other, &event)));
         }
+    }
+}
+
+/// In order, the position moves with an event that is set aside, and only then: the events behind it do not wait for it (F18).
+#[test]
+fn count_failure_in_order() {
+    let event = event("e", "k");
+    let count = |limit, after| CountFailure::new(name("c"), &event, Reason::new("no stock"), limit).in_order(name("k"), 7, after);
+    let key = [Key::Inbox(name("c"), name("e")), Key::Position(name("c"), name("k"))];
+    assert_eq!(count(3, 5).query(NOW), Query::rows(key));
+    let position = |sequence, at| Record::Position(name("c"), name("k"), PositionRow { sequence, at });
+    let moved = |decided: Result<Decision<FailureCounted>, ContentDiffers>| {
+        let batch = decided.unwrap().batch;
+        let found = batch.changes().iter().find(|change| matches!(change.key(), Key::Position(..)));
+        found.cloned()
+    };
+    for (there, after, to) in
+        [(None, 0, Some(7)), (None, 5, None), (Some(5), 5, Some(7)), (Some(6), 5, Some(7)), (Some(4), 5, None)]
+    {
+        let rows: Vec<Stored> = there.into_iter().map(|there| stored(2, position(there, ms(10)))).collect();
+        let expected = to.map(|to| match there {
+            None => insert(position(to, NOW)),
+            Some(_) => update(2, position(to, NOW)),
+        });
+        assert_eq!(moved(decide(count(1, after), &rows)), expected, "{there:?} {after}");
+        assert_eq!(moved(decide(count(2, after), &rows)), None, "it comes again");
     }
 }
 

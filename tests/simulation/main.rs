@@ -1,6 +1,6 @@
 //! An hour of three relays, two consumers and a broker with bad days, in simulated time.
 //!
-//! Everything that can go wrong does, by script and by chance: relays die with leases in their hands, a message brings down whoever
+//! Everything that can go wrong does, by script and by chance: relays die with leases in their hands or sleep through them, a message brings down whoever
 //! publishes it, the broker is slow and then away, confirmations get lost, a clock steps back, a relay is stopped and started
 //! again. At the end, each event has had its effect once at each consumer and in order, except those that nobody could deliver, and
 //! these are exactly the ones that are dead (P3, P4, P5, F4, F15).
@@ -13,7 +13,7 @@
 mod chance;
 mod world;
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use twobox::{Store, WhenDead};
 use twobox_memory::MemoryStore;
@@ -39,8 +39,8 @@ fn simulate<S: Store>(plan: Plan, open: fn() -> S) -> (String, Told) {
         (world.tables(), world.told)
     };
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        println!("TWOBOX_SEED={} with {plan:?}", plan.seed);
-        resume_unwind(panic)
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        panic!("with TWOBOX_SEED={} and {plan:?}: {}", plan.seed, text.unwrap_or("it panicked"))
     })
 }
 

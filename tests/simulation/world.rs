@@ -98,6 +98,8 @@ enum Happening {
     Dies(usize),
     Starts(usize),
     Stops(usize),
+    /// It stands still for longer than its leases last, and then goes on as if nothing had been.
+    Freezes(usize),
     ClockSteps(usize, i64),
     OperatorLooks,
 }
@@ -117,6 +119,7 @@ struct Relay {
     /// How far its clock is off, in milliseconds.
     clock: i64,
     timeout: Option<Millis>,
+    frozen_until: u64,
 }
 
 struct Order {
@@ -160,7 +163,7 @@ pub(crate) struct Told {
 
 impl<'a, S: Store> World<'a, S> {
     pub(crate) fn new(plan: Plan, sender: &'a S, receiver: &'a S) -> Self {
-        let relay = |_| Relay { life: 0, machine: None, clock: 0, timeout: None };
+        let relay = |_| Relay { life: 0, machine: None, clock: 0, timeout: None, frozen_until: 0 };
         let mut world = Self {
             plan,
             sender,
@@ -179,7 +182,10 @@ impl<'a, S: Store> World<'a, S> {
         };
         world.write_orders();
         (0..RELAYS).for_each(|relay| world.at(relay as u64 * 100, Happening::Starts(relay)));
+        world.at(5 * MINUTE, Happening::Freezes(0));
         world.at(10 * MINUTE, Happening::Dies(1));
+        world.at(27 * MINUTE, Happening::Freezes(1));
+        world.at(41 * MINUTE, Happening::Freezes(2));
         world.at(30 * MINUTE, Happening::ClockSteps(2, -20 * MINUTE as i64));
         world.at(35 * MINUTE, Happening::Stops(0));
         world.at(42 * MINUTE, Happening::Dies(2));
@@ -252,9 +258,16 @@ impl<'a, S: Store> World<'a, S> {
         Millis::new(self.time().get().saturating_add_signed(self.relays[relay].clock))
     }
 
+    fn is_frozen(&self, relay: usize) -> bool {
+        self.now < self.relays[relay].frozen_until
+    }
+
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Order(n) => self.order(n),
+            Happening::Relay(relay, life, heard) if self.is_frozen(relay) && self.relays[relay].life == life => {
+                self.at(self.relays[relay].frozen_until, Happening::Relay(relay, life, heard));
+            }
             Happening::Relay(relay, life, heard) => {
                 if self.relays[relay].life == life && self.relays[relay].machine.is_some() {
                     self.hear(relay, heard);
@@ -264,10 +277,7 @@ impl<'a, S: Store> World<'a, S> {
             Happening::Arrives(relay, life, sent) => {
                 let (ticket, message) = *sent;
                 let answer = self.arrive(&message);
-                if self.relays[relay].life == life && self.relays[relay].machine.is_some() {
-                    self.hear(relay, Heard::Published(Box::new(ticket), answer));
-                    self.attend(relay);
-                }
+                self.happen(Happening::Relay(relay, life, Heard::Published(Box::new(ticket), answer)));
             }
             Happening::Starts(relay) => {
                 let life = self.relays[relay].life + 1;
@@ -283,7 +293,8 @@ impl<'a, S: Store> World<'a, S> {
                     ..RelaySettings::new(owner)
                 };
                 let machine = RelayMachine::new(settings, self.clock(relay)).unwrap();
-                self.relays[relay] = Relay { life, machine: Some(machine), timeout: None, clock: self.relays[relay].clock };
+                self.relays[relay] =
+                    Relay { life, machine: Some(machine), timeout: None, frozen_until: 0, clock: self.relays[relay].clock };
                 self.attend(relay);
             }
             Happening::Dies(relay) => {
@@ -293,6 +304,10 @@ impl<'a, S: Store> World<'a, S> {
                     _ => self.at(self.now + 50, Happening::Dies(relay)),
                 }
             }
+            Happening::Freezes(relay) => match &self.relays[relay].machine {
+                Some(machine) if !machine.is_idle() => self.relays[relay].frozen_until = self.now + 45 * SECOND,
+                _ => self.at(self.now + 50, Happening::Freezes(relay)),
+            },
             Happening::Stops(relay) => {
                 let clock = self.clock(relay);
                 match &mut self.relays[relay].machine {
@@ -344,8 +359,8 @@ impl<'a, S: Store> World<'a, S> {
         }
         self.orders_left -= 1;
         // The relay in the same process hears of it.
-        let clock = self.clock(0);
-        if let Some(machine) = &mut self.relays[0].machine {
+        let (clock, frozen) = (self.clock(0), self.is_frozen(0));
+        if let Some(machine) = self.relays[0].machine.as_mut().filter(|_| !frozen) {
             machine.handle_wakeup(clock);
             self.attend(0);
         }
@@ -380,6 +395,9 @@ impl<'a, S: Store> World<'a, S> {
     /// Does what a relay wants to have done, and makes an appointment for when it wants to come back.
     fn attend(&mut self, relay: usize) {
         let (clock, life) = (self.clock(relay), self.relays[relay].life);
+        if self.is_frozen(relay) {
+            return;
+        }
         for _ in 0..1_000 {
             let Some(machine) = &mut self.relays[relay].machine else { return };
             machine.handle_timeout(clock);
@@ -541,7 +559,7 @@ impl<'a, S: Store> World<'a, S> {
         let mut effects = 0;
         for name in CONSUMERS {
             for (key, committed) in &self.committed {
-                let takes = |nature: Nature| !nature.is_poison() && !(nature == Nature::SetAside && name == PICKY);
+                let takes = |nature: Nature| !nature.is_poison() && (nature != Nature::SetAside || name != PICKY);
                 let expected: Vec<&EventId> = committed.iter().filter(|(_, nature)| takes(*nature)).map(|(id, _)| id).collect();
                 let applied = self.applied.get(&(Consumer::new(name).unwrap(), key.clone()));
                 let applied: Vec<&EventId> = applied.into_iter().flatten().collect();
