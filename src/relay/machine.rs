@@ -164,9 +164,9 @@ pub struct Status {
     pub counters: Counters,
     /// How many publishes are under way; once it has stopped, how many it no longer waited for.
     pub publishing: usize,
-    /// What the store said, if the last that was asked of it failed. A relay that stopped with it could not give back its leases:
-    /// they run out.
-    pub store_error: Option<Reason>,
+    /// What the store said, if the last that was asked of it failed. If a relay stopped with it, it could not give back its
+    /// leases, and they run out by themselves.
+    pub error: Option<Reason>,
 }
 
 /// A run that the relay holds.
