@@ -180,6 +180,12 @@ struct Held {
     confirmed: Vec<EventId>,
 }
 
+impl Held {
+    fn publishes(&self, ticket: &Ticket) -> bool {
+        self.token == ticket.lease.token && self.publishing.as_ref() == Some(&ticket.delivery.event)
+    }
+}
+
 /// A relay without clock, randomness or I/O; see the module for how to drive it.
 #[derive(Debug)]
 pub struct RelayMachine {
@@ -198,6 +204,8 @@ pub struct RelayMachine {
     /// Doubles with each failure in a row: of the broker, and of the store.
     broker_failures: u32,
     store_failures: u32,
+    /// The last envelopes could not be read: that rows can be written says nothing about it.
+    unread: bool,
     paused_until: Option<Millis>,
     store_paused_until: Option<Millis>,
     stopping: bool,
@@ -223,6 +231,7 @@ impl RelayMachine {
             woken: false,
             broker_failures: 0,
             store_failures: 0,
+            unread: false,
             paused_until: None,
             store_paused_until: None,
             stopping: false,
@@ -310,7 +319,7 @@ impl RelayMachine {
         if !core::mem::take(&mut self.transaction) {
             return;
         }
-        self.store_failures = 0;
+        self.store_answered();
         self.settling.clear();
         if let Some(settled) = settled {
             self.counters.confirmed += settled.confirmed as u64;
@@ -350,7 +359,7 @@ impl RelayMachine {
         if !core::mem::take(&mut self.transaction) {
             return;
         }
-        self.store_failures = 0;
+        self.store_answered();
         for (lease, until) in &renewed.leases {
             if let Some(held) = self.held.get_mut(&lease.lane).filter(|held| held.token == lease.token) {
                 held.until = *until;
@@ -381,17 +390,17 @@ impl RelayMachine {
     pub fn handle_unread(&mut self, now: Millis, tickets: &[Ticket]) {
         tickets.iter().for_each(|ticket| self.handle_published(now, ticket, Published::Abandoned));
         self.handle_timeout(now);
+        self.unread = true;
         self.store_away();
     }
 
     /// A publish has ended.
     pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
         self.handle_timeout(now);
-        let Some(held) = self.held.get_mut(&ticket.lease.lane) else { return };
-        if held.token != ticket.lease.token || held.publishing.as_ref() != Some(&ticket.delivery.event) {
-            return;
-        }
+        let held = self.held.get_mut(&ticket.lease.lane);
+        let Some(held) = held.filter(|held| held.publishes(ticket)) else { return };
         held.publishing = None;
+        self.unread &= published == Published::Abandoned;
         let event = ticket.delivery.event.clone();
         let ended = match published {
             Published::Confirmed => {
@@ -411,6 +420,13 @@ impl RelayMachine {
             Published::Abandoned => None,
         };
         self.end_run(&ticket.lease.lane, ended);
+    }
+
+    /// Whether a publish that was handed out and has not begun should still begin. If not, it is [`Published::Abandoned`].
+    #[must_use]
+    pub fn may_begin(&self, ticket: &Ticket) -> bool {
+        let held = self.held.get(&ticket.lease.lane).is_some_and(|held| held.publishes(ticket));
+        held && !self.stopping && self.paused_until.is_none()
     }
 
     /// Stops: claims no more, and releases what is not being published (F12). What is being published is still waited for;
@@ -524,6 +540,12 @@ impl RelayMachine {
         let resting = self.held.iter().filter(|(_, held)| held.publishing.is_none()).map(|(lane, _)| lane.clone());
         let resting: Vec<OrderingKey> = resting.collect();
         resting.iter().for_each(|lane| self.end_run(lane, None));
+    }
+
+    fn store_answered(&mut self) {
+        if !self.unread {
+            self.store_failures = 0;
+        }
     }
 
     fn store_away(&mut self) {

@@ -91,11 +91,15 @@ pub trait AsyncStore: AsyncReader {
     }
 
     /// As [`Store::write`](super::Store::write).
+    ///
+    /// The compiler does not see that the future can be sent to another thread if `work` borrows something. For a task that is
+    /// spawned, use [`AsyncStore::begin`], then [`AsyncTables::run`] as often as needed, and [`AsyncTransaction::commit`];
+    /// after [`RunError::Conflict`], begin again.
     #[allow(async_fn_in_trait, reason = "whether the future is Send follows from the closure's")]
-    async fn write<R, E>(
-        &self,
+    async fn write<'s, R, E>(
+        &'s self,
         now: Millis,
-        mut work: impl AsyncFnMut(&mut AsyncWriting<Self::Tx<'_>>) -> Result<R, E>,
+        mut work: impl AsyncFnMut(&mut AsyncWriting<Self::Tx<'s>>) -> Result<R, E>,
     ) -> Result<R, RunError<Self::Error, E>> {
         let mut conflicts = 0;
         loop {
@@ -130,15 +134,18 @@ impl<X: AsyncTables> AsyncWriting<X> {
     /// # Errors
     ///
     /// As [`Tables::run`](super::Tables::run).
-    pub async fn run<T>(&mut self, transition: T) -> Result<T::Outcome, RunError<X::Error, T::Refusal>>
+    #[expect(clippy::manual_async_fn, reason = "says that the future is Send, whoever asks")]
+    pub fn run<T>(&mut self, transition: T) -> impl Future<Output = Result<T::Outcome, RunError<X::Error, T::Refusal>>> + Send
     where
         T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
     {
-        let result = self.tx.run(transition, self.now).await;
-        if let Err(RunError::Conflict(key)) = &result {
-            self.conflict = Some(key.clone());
+        async move {
+            let result = self.tx.run(transition, self.now).await;
+            if let Err(RunError::Conflict(key)) = &result {
+                self.conflict = Some(key.clone());
+            }
+            result
         }
-        result
     }
 }
 

@@ -189,18 +189,18 @@ fn envelopes_that_cannot_be_read_make_a_pause_and_burn_nothing() {
         world.finish_publish(0, None);
         world.drain();
         assert_eq!((world.machine.phase(), &world.transaction), (Phase::StoreAway, &None));
-        let until = world.machine.poll_timeout().unwrap();
-        world.now = world.now + until.since(world.machine.now());
+        let pause = world.machine.poll_timeout().unwrap().since(world.machine.now());
+        let doubled = settings().pause_base * 2_u32.pow(round - 1).min(1_000);
+        assert_eq!(pause, doubled.min(settings().pause_cap), "round {round}");
+        world.now = world.now + pause;
         world.drain();
         // What was released is settled, and claimed again.
         world.finish_transaction(true, true);
         world.drain();
     }
     let rows = world.store.view().unwrap().load(&Query::Pending { after: None, limit: 9 }).unwrap();
-    let failures = rows.as_slice().iter().filter_map(|row| match &row.record {
-        Record::Outbox(_, row) => Some(row.failures),
-        _ => None,
-    });
+    let failures =
+        rows.as_slice().iter().filter_map(|row| if let Record::Outbox(_, row) = &row.record { Some(row.failures) } else { None });
     assert_eq!(failures.collect::<Vec<_>>(), [0]);
 }
 
