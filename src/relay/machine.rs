@@ -164,9 +164,9 @@ pub struct Status {
     pub counters: Counters,
     /// How many publishes are under way; once it has stopped, how many it no longer waited for.
     pub publishing: usize,
-    /// What the store said, if the last that was asked of it failed. A relay that stopped with it could not give back its leases:
-    /// they run out.
-    pub store_error: Option<Reason>,
+    /// What the store said, if the last that was asked of it failed. If a relay stopped with it, it could not give back its
+    /// leases, and they run out by themselves.
+    pub error: Option<Reason>,
 }
 
 /// A run that the relay holds.
@@ -180,6 +180,12 @@ struct Held {
     waiting: VecDeque<Delivery>,
     publishing: Option<EventId>,
     confirmed: Vec<EventId>,
+}
+
+impl Held {
+    fn publishes(&self, ticket: &Ticket) -> bool {
+        self.token == ticket.lease.token && self.publishing.as_ref() == Some(&ticket.delivery.event)
+    }
 }
 
 /// Which transaction is under way.
@@ -209,6 +215,8 @@ pub struct RelayMachine {
     /// Doubles with each failure in a row: of the broker, and of the store.
     broker_failures: u32,
     store_failures: u32,
+    /// The last envelopes could not be read: that rows can be written says nothing about it.
+    unread: bool,
     paused_until: Option<Millis>,
     store_paused_until: Option<Millis>,
     stopping: bool,
@@ -235,6 +243,7 @@ impl RelayMachine {
             woken: false,
             broker_failures: 0,
             store_failures: 0,
+            unread: false,
             paused_until: None,
             store_paused_until: None,
             stopping: false,
@@ -322,7 +331,7 @@ impl RelayMachine {
         if !self.ends(UnderWay::Exchange) {
             return;
         }
-        self.store_failures = 0;
+        self.store_answered();
         self.settling.clear();
         if let Some(settled) = settled {
             self.counters.confirmed += settled.confirmed as u64;
@@ -365,7 +374,7 @@ impl RelayMachine {
         if !self.ends(UnderWay::Renewal) {
             return;
         }
-        self.store_failures = 0;
+        self.store_answered();
         for (lease, until) in &renewed.leases {
             if let Some(held) = self.held.get_mut(&lease.lane).filter(|held| held.token == lease.token) {
                 held.until = *until;
@@ -397,6 +406,7 @@ impl RelayMachine {
     pub fn handle_unread(&mut self, now: Millis, tickets: &[Ticket]) {
         tickets.iter().for_each(|ticket| self.handle_published(now, ticket, Published::Abandoned));
         self.handle_timeout(now);
+        self.unread = true;
         self.store_away();
     }
 
@@ -408,11 +418,9 @@ impl RelayMachine {
             self.orphans.remove(lane);
             return;
         }
-        let Some(held) = self.held.get_mut(lane) else { return };
-        if held.token != ticket.lease.token || held.publishing.as_ref() != Some(&ticket.delivery.event) {
-            return;
-        }
+        let Some(held) = self.held.get_mut(lane).filter(|held| held.publishes(ticket)) else { return };
         held.publishing = None;
+        self.unread &= published == Published::Abandoned;
         let event = ticket.delivery.event.clone();
         let (mut unavailable, mut given_up) = (false, false);
         let ended = match published {
@@ -444,6 +452,13 @@ impl RelayMachine {
         } else if given_up && !self.stopping {
             self.rest();
         }
+    }
+
+    /// Whether a publish that was handed out and has not begun should still begin. If not, it is [`Published::Abandoned`].
+    #[must_use]
+    pub fn may_begin(&self, ticket: &Ticket) -> bool {
+        let held = self.held.get(&ticket.lease.lane).is_some_and(|held| held.publishes(ticket));
+        held && !self.stopping && self.paused_until.is_none()
     }
 
     /// Stops: claims no more, and releases what is not being published (F12). What is being published is still waited for;
@@ -585,6 +600,12 @@ impl RelayMachine {
         let resting = self.held.iter().filter(|(_, held)| held.publishing.is_none()).map(|(lane, _)| lane.clone());
         let resting: Vec<OrderingKey> = resting.collect();
         resting.iter().for_each(|lane| self.end_run(lane, None));
+    }
+
+    fn store_answered(&mut self) {
+        if !self.unread {
+            self.store_failures = 0;
+        }
     }
 
     fn store_away(&mut self) {

@@ -134,15 +134,18 @@ impl<X: AsyncTables> AsyncWriting<X> {
     /// # Errors
     ///
     /// As [`Tables::run`](super::Tables::run).
-    pub async fn run<T>(&mut self, transition: T) -> Result<T::Outcome, RunError<X::Error, T::Refusal>>
+    #[expect(clippy::manual_async_fn, reason = "says that the future is Send, whoever asks")]
+    pub fn run<T>(&mut self, transition: T) -> impl Future<Output = Result<T::Outcome, RunError<X::Error, T::Refusal>>> + Send
     where
         T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
     {
-        let result = self.tx.run(transition, self.now).await;
-        if let Err(RunError::Conflict(key)) = &result {
-            self.conflict = Some(key.clone());
+        async move {
+            let result = self.tx.run(transition, self.now).await;
+            if let Err(RunError::Conflict(key)) = &result {
+                self.conflict = Some(key.clone());
+            }
+            result
         }
-        result
     }
 }
 

@@ -189,8 +189,10 @@ fn envelopes_that_cannot_be_read_make_a_pause_and_burn_nothing() {
         world.finish_publish(0, None);
         world.drain();
         assert_eq!((world.machine.phase(), &world.transaction), (Phase::StoreAway, &None));
-        let until = world.machine.poll_timeout().unwrap();
-        world.now = world.now + until.since(world.machine.now());
+        let pause = world.machine.poll_timeout().unwrap().since(world.machine.now());
+        let doubled = settings().pause_base * 2_u32.pow(round - 1).min(1_000);
+        assert_eq!(pause, doubled.min(settings().pause_cap), "round {round}");
+        world.now = world.now + pause;
         world.drain();
         // What was released is settled, and claimed again.
         world.finish_transaction(true, true);
