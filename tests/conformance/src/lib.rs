@@ -40,9 +40,9 @@
 //! twobox_conformance::suite!(Memory);
 //!
 //! // The checks are functions as well.
-//! use twobox_conformance::{contract, matrix, scenario};
+//! use twobox_conformance::{matrix, scenario};
 //!
-//! contract::revisions_count_writes::<Memory>()?;
+//! twobox_conformance::contract::revisions_count_writes::<Memory>()?;
 //! let tally = matrix::singles::<Memory>(&scenario::buy_once)?;
 //! assert!(tally.singles > 100);
 //! # Ok::<(), twobox_conformance::Failure>(())

@@ -31,7 +31,7 @@ pub struct Tally {
 /// The first outcome or promise that does not hold.
 pub fn scenario<H: Harness>(scenario: &Scenario) -> Result<(), Failure> {
     for layout in Layout::ALL {
-        Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::EveryStep }.to_the_end::<H>()?;
+        Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::EveryStep }.finish::<H>()?;
     }
     Ok(())
 }
@@ -46,12 +46,12 @@ pub fn singles<H: Harness>(scenario: &Scenario) -> Result<Tally, Failure> {
     let mut tally = Tally::default();
     for layout in Layout::ALL {
         let plain = Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::EveryStep };
-        let right = plain.to_the_end::<H>()?;
+        let right = plain.finish::<H>()?;
         tally.points += right.points.len();
         for (at, fault) in points(&right.points, 0) {
             for then in [Then::Restart, Then::GoOn] {
                 let run = Run { faults: &[(at, fault)], then, ..plain };
-                same_end(&run, &run.to_the_end::<H>()?.lasting, &right.lasting)?;
+                same_end(&run, &run.finish::<H>()?.lasting, &right.lasting)?;
                 tally.singles += 1;
             }
         }
@@ -70,7 +70,7 @@ pub fn singles<H: Harness>(scenario: &Scenario) -> Result<Tally, Failure> {
 pub fn pairs<H: Harness>(scenario: &Scenario, stride: usize) -> Result<Tally, Failure> {
     let mut tally = Tally::default();
     let plain = Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::GoOn, look: Look::AtTheEnd };
-    let right = plain.to_the_end::<H>()?;
+    let right = plain.finish::<H>()?;
     tally.points = right.points.len();
     let mut first_seen = BTreeSet::new();
     let mut second_seen = BTreeSet::new();
@@ -131,5 +131,5 @@ fn same_end(run: &Run<'_>, found: &str, right: &str) -> Result<(), Failure> {
 /// The first outcome or promise that does not hold.
 pub fn end<H: Harness>(scenario: &Scenario) -> Result<String, Failure> {
     let run = Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::GoOn, look: Look::EveryStep };
-    Ok(shown(&run.to_the_end::<H>()?.dumps, |dump| dump))
+    Ok(shown(&run.finish::<H>()?.dumps, |dump| dump))
 }

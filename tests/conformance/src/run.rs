@@ -137,7 +137,7 @@ impl Run<'_> {
     }
 
     /// Runs to the end.
-    pub(crate) fn to_the_end<H: Harness>(&self) -> Result<End, Failure> {
+    pub(crate) fn finish<H: Harness>(&self) -> Result<End, Failure> {
         self.run::<H>(|_, _| Ok(ControlFlow::Continue(())))?.ok_or_else(|| Failure::new("the run has no end"))
     }
 

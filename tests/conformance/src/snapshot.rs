@@ -24,7 +24,7 @@ pub fn name(scenario: &Scenario, fault: Fault) -> String {
 ///
 /// The first outcome or promise that does not hold.
 pub fn strikes<H: Harness>(scenario: &Scenario, fault: Fault) -> Result<bool, Failure> {
-    Ok(plain(scenario).to_the_end::<H>()?.points.iter().any(|point| point.site == fault.site()))
+    Ok(plain(scenario).finish::<H>()?.points.iter().any(|point| point.site == fault.site()))
 }
 
 const fn plain(scenario: &Scenario) -> Run<'_> {
@@ -46,7 +46,7 @@ struct Seen {
 /// The first outcome or promise that does not hold.
 pub fn text<H: Harness>(scenario: &Scenario, fault: Fault) -> Result<Option<String>, Failure> {
     let plain = plain(scenario);
-    let right = plain.to_the_end::<H>()?;
+    let right = plain.finish::<H>()?;
     let mut all = Vec::new();
     for (at, _) in points(&right.points, 0).filter(|(_, kind)| *kind == fault) {
         let faults = [(at, fault)];

@@ -81,11 +81,14 @@ impl Model {
                 found.into_iter().chain(lanes.iter().flat_map(|key| self.with_run(key, *run))).collect()
             }
             Query::Pending { after, limit } => {
-                let pending = |row: &Stored| match &row.record {
-                    Record::Outbox(id, event) if event.state == DeliveryState::Pending => {
+                let pending = |row: &Stored| {
+                    if let Record::Outbox(id, event) = &row.record
+                        && event.state == DeliveryState::Pending
+                    {
                         Some(((event.lane.clone(), event.sequence, id.clone()), row.clone()))
+                    } else {
+                        None
                     }
-                    _ => None,
                 };
                 let mut rows: Vec<_> = self.0.iter().filter_map(|(_, row)| pending(row)).collect();
                 rows.retain(|(place, _)| after.as_ref().is_none_or(|after| place > after));
