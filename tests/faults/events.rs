@@ -12,7 +12,8 @@ use twobox::{
 };
 
 use crate::support::{
-    Backend, Script, at, body, consumer, draft, dump, echo, effect, effects, message, name, outbox, place, request, settings,
+    Backend, Script, at, body, consumer, draft, dump, echo, effect, effects, message, name, outbox, permutations, place, request,
+    settings,
 };
 
 /// Numbers are given in one order and committed in another, and a relay looks after each commit: each event is delivered,
@@ -39,22 +40,6 @@ fn f01_a_late_commit_of_a_lower_number_is_delivered() {
         }
         assert_eq!(sent, expected);
     });
-}
-
-fn permutations(n: usize) -> Vec<Vec<usize>> {
-    if n == 0 {
-        return vec![Vec::new()];
-    }
-    let shorter = permutations(n - 1);
-    (0..n)
-        .flat_map(|at| {
-            shorter.iter().map(move |p| {
-                let mut p = p.clone();
-                p.insert(at, n - 1);
-                p
-            })
-        })
-        .collect()
 }
 
 /// An event that is due later stands before others of its key, which wait (P4); in another key nobody waits for it.

@@ -11,8 +11,8 @@ use twobox::{
 };
 
 use crate::support::{
-    Flaky, Script, StoreFault, arrival, at, consumer, continuing, draft, dump, echo, effects, lane, name, outbox, pending, place,
-    run_until, settings, state, states,
+    Flaky, Script, StoreFault, arrival, at, consumer, continuing, draft, dump, echo, effects, lane, name, outbox, pending,
+    permutations, place, run_until, settings, state, states,
 };
 
 fn reason(text: &str) -> Reason {
@@ -65,6 +65,48 @@ fn f02_one_key_in_order_other_keys_in_parallel() {
             assert_eq!(keys.len(), batch.len(), "two events of one key at the same time");
         }
         assert!(script.batches.iter().any(|batch| batch.len() == keys.len()), "keys are published in parallel");
+    });
+}
+
+/// At a consumer that asks for order: whatever order the broker makes of them, and although some of the key were cancelled, dead, or
+/// redriven to its end, events are applied as they were published, and none waits for one that will not come.
+#[test]
+fn f02_a_consumer_that_asks_for_order_gets_it() {
+    on_each_store!(|store: S| {
+        let ids = place(store, "a", (0..6).map(|n| draft(if n == 3 { "oversize" } else { "t" }, "k")), at(0));
+        let cancelled = store.run(twobox::Cancel::new([ids[1].clone()], reason("changed my mind")).unwrap(), at(0)).unwrap();
+        assert_eq!(cancelled.done.len(), 1);
+        let mut rejects = true;
+        let mut script = Script::new(|message, _| match message.event.event_type.as_str() {
+            "oversize" if std::mem::take(&mut rejects) => Published::Rejected(reason("larger than 1 MiB")),
+            _ => Published::Confirmed,
+        });
+        Relay::new(store, &mut script, continuing("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
+        let redriven = store.run(twobox::Redrive::new([ids[3].clone()], Duration::from_secs(60)).unwrap(), at(0)).unwrap();
+        assert_eq!(redriven.done.len(), 1);
+        Relay::new(store, &mut script, continuing("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
+        // What was rejected never arrived.
+        let sent = script.sent().into_iter().filter(|message| message.sequence != 4);
+        let sent: Vec<Message> = sent.cloned().collect();
+        assert_eq!(sent.iter().map(|message| message.sequence).collect::<Vec<_>>(), [1, 3, 5, 6, 7]);
+
+        for (n, arrivals) in permutations(sent.len()).into_iter().enumerate() {
+            let receiver = Inbox::new(store, consumer(&format!("c-{n}"))).in_order();
+            let mut applied = Vec::new();
+            for _ in 0..sent.len() {
+                for message in arrivals.iter().map(|arrival| &sent[*arrival]) {
+                    match receiver.receive(message, at(1), echo::<S>).unwrap() {
+                        Receipt::Applied => applied.push(message.sequence),
+                        Receipt::WaitsFor(before) => assert!(!applied.contains(&before)),
+                        Receipt::Duplicate => {}
+                        other @ (Receipt::Deferred(_) | Receipt::Failed(_) | Receipt::Poisoned | Receipt::Refused(_)) => {
+                            panic!("{other:?}")
+                        }
+                    }
+                }
+            }
+            assert_eq!(applied, [1, 3, 5, 6, 7], "they arrived as {arrivals:?}");
+        }
     });
 }
 

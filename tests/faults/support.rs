@@ -222,6 +222,23 @@ pub(crate) fn echo<S: Store>(_: &mut Writing<S::Tx<'_>>, message: &Message) -> R
     Ok(Handled::Effect(message.event.body.clone()))
 }
 
+/// All orders of so many things.
+pub(crate) fn permutations(n: usize) -> Vec<Vec<usize>> {
+    if n == 0 {
+        return vec![Vec::new()];
+    }
+    let shorter = permutations(n - 1);
+    (0..n)
+        .flat_map(|at| {
+            shorter.iter().map(move |p| {
+                let mut p = p.clone();
+                p.insert(at, n - 1);
+                p
+            })
+        })
+        .collect()
+}
+
 pub(crate) fn settings(owner: &str) -> RelaySettings {
     // What nobody announces is found in a minute; what is due is found when it is due.
     RelaySettings { poll: Duration::from_secs(60), ..RelaySettings::new(name(owner)) }
