@@ -133,7 +133,7 @@ fn cut_everywhere(whole: &Whole, record: &[Op], options: RedbOptions, effort: Ef
 fn power_is_cut(name: &str, options: RedbOptions, short: Effort) {
     let started = Instant::now();
     let whole = whole(options);
-    let effort = if long() { Effort { exhaustive: 7, sampled: 24, torn: 6 } } else { short };
+    let effort = if long() { Effort { exhaustive: 8, sampled: 24, torn: 6 } } else { short };
     let counts = cut_everywhere(&whole, &whole.record, options, effort).unwrap_or_else(|wrong| panic!("{wrong}"));
     let Counts { looked, kept, lost, half_created, recovered, cut_again } = counts;
     println!(
