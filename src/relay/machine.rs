@@ -437,6 +437,7 @@ impl RelayMachine {
             }
             Published::Failed(reason) => Some((event, Ending::Failed(reason))),
             Published::Rejected(reason) => Some((event, Ending::Rejected(reason))),
+            Published::Deferred(reason) => Some((event, Ending::Deferred(reason))),
             Published::Unavailable(reason) => {
                 unavailable = true;
                 Some((event, Ending::Unavailable(reason)))

@@ -15,11 +15,13 @@ struct Arrival {
     consumer: Consumer,
     event: EventId,
     content: Digest,
+    /// When it was committed at its sender.
+    time: Millis,
 }
 
 impl Arrival {
     fn new(consumer: Consumer, event: &Event) -> Self {
-        Self { consumer, event: event.id.clone(), content: event.content_digest() }
+        Self { consumer, event: event.id.clone(), content: event.content_digest(), time: event.time }
     }
 
     fn key(&self) -> Key {
@@ -106,13 +108,17 @@ impl Place {
         self.after <= rows.position().map_or(0, |(row, _)| row.sequence)
     }
 
-    /// Moves the position to this place.
-    fn reach(&self, consumer: &Consumer, now: Millis, rows: &Rows, batch: &mut Batch) {
+    /// Moves the position to this place, unless it is further already.
+    fn reach(&self, arrival: &Arrival, now: Millis, rows: &Rows, batch: &mut Batch) {
         let there = rows.position();
-        let position = there.map_or(0, |(row, _)| row.sequence);
-        // Nothing before it: the sender has begun to count anew, after a lane had been idle for its retention.
-        let sequence = if self.after == 0 { self.sequence } else { position.max(self.sequence) };
-        let record = Record::Position(consumer.clone(), self.ordering_key.clone(), PositionRow { sequence, at: now });
+        // With nothing before it, and committed later than what is there, it is no latecomer: the sender has begun to count anew,
+        // after the lane had been idle for its retention.
+        let anew = |row: &PositionRow| self.after == 0 && arrival.time > row.committed_at;
+        let row = match there {
+            Some((row, _)) if row.sequence >= self.sequence && !anew(row) => PositionRow { at: now, ..row.clone() },
+            Some(_) | None => PositionRow { sequence: self.sequence, committed_at: arrival.time, at: now },
+        };
+        let record = Record::Position(arrival.consumer.clone(), self.ordering_key.clone(), row);
         match there {
             None => batch.insert(record),
             Some((_, revision)) => batch.update(revision, record),
@@ -180,7 +186,7 @@ impl Transition for Receive {
             if !place.is_next(rows) {
                 return Ok(Decision::nothing(Received::WaitsFor(place.after)));
             }
-            place.reach(&self.arrival.consumer, now, rows, &mut batch);
+            place.reach(&self.arrival, now, rows, &mut batch);
         }
         let row = InboxRow {
             content: self.arrival.content,
@@ -314,7 +320,7 @@ impl Transition for CountFailure {
         };
         let mut batch = Batch::new();
         if let Some(place) = self.place.as_ref().filter(|place| state == InboxState::Poisoned && place.is_next(rows)) {
-            place.reach(&self.arrival.consumer, now, rows, &mut batch);
+            place.reach(&self.arrival, now, rows, &mut batch);
         }
         let row = InboxRow {
             content: self.arrival.content,
@@ -326,5 +332,94 @@ impl Transition for CountFailure {
         };
         self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         Ok(Decision::new(batch, outcome))
+    }
+}
+
+/// An operator lets a consumer try an event again that was set aside.
+///
+/// | inbox row | what is written                     | outcome |
+/// |-----------|-------------------------------------|---------|
+/// | poisoned  | failing, without failures so far; the reason stays | `true`: when the event comes again, it is tried again |
+/// | any other, or none | nothing                    | `false` |
+///
+/// The event has to come again: from the broker's own dead letters, or by a [`Redrive`](crate::Redrive) if it is dead at its sender.
+/// A consumer that asks for order has gone on without it; it is applied out of its place then.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Retry {
+    consumer: Consumer,
+    event: EventId,
+}
+
+impl Retry {
+    /// Lets `consumer` try `event` again.
+    #[must_use]
+    pub const fn new(consumer: Consumer, event: EventId) -> Self {
+        Self { consumer, event }
+    }
+}
+
+impl Transition for Retry {
+    type Outcome = bool;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        Query::rows([Key::Inbox(self.consumer.clone(), self.event.clone())])
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
+        let mut batch = Batch::new();
+        let poisoned = rows.inbox().filter(|(row, _)| row.state == InboxState::Poisoned);
+        if let Some((row, revision)) = poisoned {
+            let row = InboxRow { at: now, state: InboxState::Failing, failures: 0, ..row.clone() };
+            batch.update(revision, Record::Inbox(self.consumer.clone(), self.event.clone(), row));
+        }
+        Ok(Decision::new(batch, poisoned.is_some()))
+    }
+}
+
+/// Sets where a consumer that asks for order stands: it waits for nothing that was published up to there. For one that begins in the
+/// middle of an ordering key, or that an operator lets go on without what will not come.
+///
+/// | position                 | what is written | outcome |
+/// |--------------------------|-----------------|---------|
+/// | none, or before `sequence` | the position  | `true`  |
+/// | at or after `sequence`   | nothing         | `false` |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SkipTo {
+    consumer: Consumer,
+    ordering_key: OrderingKey,
+    sequence: u64,
+}
+
+impl SkipTo {
+    /// `consumer` waits for no event of the ordering key up to `sequence`, as [`Received::WaitsFor`] names it.
+    #[must_use]
+    pub const fn new(consumer: Consumer, ordering_key: OrderingKey, sequence: u64) -> Self {
+        Self { consumer, ordering_key, sequence }
+    }
+}
+
+impl Transition for SkipTo {
+    type Outcome = bool;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        Query::rows([Key::Position(self.consumer.clone(), self.ordering_key.clone())])
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
+        let mut batch = Batch::new();
+        let there = rows.position();
+        let moves = there.is_none_or(|(row, _)| row.sequence < self.sequence);
+        if moves {
+            let committed_at = there.map_or(Millis::new(0), |(row, _)| row.committed_at);
+            let row = PositionRow { sequence: self.sequence, committed_at, at: now };
+            let record = Record::Position(self.consumer.clone(), self.ordering_key.clone(), row);
+            match there {
+                None => batch.insert(record),
+                Some((_, revision)) => batch.update(revision, record),
+            }
+        }
+        Ok(Decision::new(batch, moves))
     }
 }
