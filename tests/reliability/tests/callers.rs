@@ -307,7 +307,11 @@ where
                             break;
                         }
                         Receipt::Duplicate => break,
-                        other => panic!("{other:?}"),
+                        other @ (Receipt::Deferred(_)
+                        | Receipt::WaitsFor(_)
+                        | Receipt::Failed(_)
+                        | Receipt::Poisoned
+                        | Receipt::Refused(_)) => panic!("{other:?}"),
                     },
                 }
             }
