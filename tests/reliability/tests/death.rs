@@ -73,6 +73,15 @@ impl Victim {
     }
 }
 
+/// A test that fails leaves no process behind.
+impl Drop for Victim {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 fn assert_told(told: &BTreeSet<String>, found: &Found, when: &str) {
     let missing: Vec<&String> = told.difference(&found.orders).collect();
     assert!(missing.is_empty(), "told and not there, {when}: {missing:?}");
