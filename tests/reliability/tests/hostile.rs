@@ -153,6 +153,7 @@ fn write_the_corpus() {
     }
     write("json", "object", r#"{"item":"caf\u00e9","quantity":2.0,"tags":[true,null,-1e-7,""]}"#.as_bytes());
     write("json", "twice", br#"{"a":1,"a":2}"#);
+    write("json", "doubles", b"[9007199254740993.0, 900719925440992e4, 1e20]");
     write("json", "large", b"[9007199254740992, 9007199254740993, 1e400]");
     write("file", "magic", b"\x00redb\x1a\x0a\xa9\x0d\x0a\x00\x00\x00\x00\x10\x00\x00");
     write("file", "header", b"\x01\x00\x00\x10\x01\x00\x00\x80\xff");
