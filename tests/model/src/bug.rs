@@ -1,6 +1,6 @@
 //! Bugs that are put around the rules, one for each promise, to show that the judge sees them.
 
-use twobox::{Change, DeliveryState, LaneRow, OutboxRow, Record, Stored};
+use twobox::{Change, DeliveryState, LaneRow, Millis, OutboxRow, Record, Stored};
 
 use crate::scope::{Params, Scope};
 use crate::step::Step;
@@ -29,6 +29,8 @@ pub enum Bug {
     IgnoreLease,
     /// Purge takes the pending for finished (P7).
     PurgePending,
+    /// The backoff has no end (P8).
+    BackoffForever,
     /// Purge does not wait for the retention of the inbox (P7).
     PurgeEarly,
 }
@@ -47,7 +49,15 @@ impl Bug {
                 }
             }
             (Self::PassOver, Step::Claim { .. }) => {
-                rows.retain(|stored| !matches!(&stored.record, Record::Outbox(_, row) if row.failures > 0));
+                let behind: Vec<_> = rows
+                    .iter()
+                    .filter_map(|stored| match &stored.record {
+                        Record::Outbox(_, row) if row.failures == 0 => Some(row.lane.clone()),
+                        _ => None,
+                    })
+                    .collect();
+                let passed = |row: &OutboxRow| row.failures > 0 && behind.contains(&row.lane);
+                rows.retain(|stored| !matches!(&stored.record, Record::Outbox(_, row) if passed(row)));
             }
             (Self::IgnoreToken, Step::Settle { .. } | Step::Renew { .. }) => {
                 for stored in rows {
@@ -59,7 +69,7 @@ impl Bug {
             (Self::IgnoreLease, Step::Claim { .. }) => {
                 for stored in rows {
                     if let Record::Lane(_, row @ LaneRow { lease: Some(_), .. }) = &mut stored.record {
-                        row.due = Some(twobox::Millis::new(0));
+                        row.due = Some(Millis::new(0));
                     }
                 }
             }
@@ -73,7 +83,7 @@ impl Bug {
             (Self::PurgeEarly, Step::Purge(_)) => {
                 for stored in rows {
                     if let Record::Inbox(_, _, row) = &mut stored.record {
-                        row.at = twobox::Millis::new(0);
+                        row.at = Millis::new(0);
                     }
                 }
             }
@@ -95,6 +105,7 @@ impl Bug {
                 | Self::SplitOrder
                 | Self::LoseFailed
                 | Self::ForgetDue
+                | Self::BackoffForever
                 | Self::DropInboxRow,
                 _,
             ) => {}
@@ -124,6 +135,18 @@ impl Bug {
                     }
                 }
             }
+            (Self::BackoffForever, Step::Settle { .. }) => {
+                let failed = |change: &Change| matches!(change, Change::Put { record: Record::Outbox(_, row), .. } if row.state == DeliveryState::Pending);
+                if changes.iter().any(failed) {
+                    for change in changes {
+                        match change {
+                            Change::Put { record: Record::Outbox(_, row), .. } => row.due = Millis::MAX,
+                            Change::Put { record: Record::Lane(_, row), .. } => row.due = Some(Millis::MAX),
+                            _ => {}
+                        }
+                    }
+                }
+            }
             (Self::DropInboxRow, Step::Deliver { .. }) => {
                 changes.retain(|change| !matches!(change, Change::Put { record: Record::Inbox(..), .. }));
             }
@@ -138,16 +161,11 @@ impl Bug {
                 | Self::SplitOrder
                 | Self::LoseFailed
                 | Self::ForgetDue
+                | Self::BackoffForever
                 | Self::DropInboxRow,
                 _,
             ) => {}
         }
-    }
-
-    /// Whether a client sends parameters that are not its first ones; without this there is nothing to forget.
-    #[must_use]
-    pub fn needs_other_params(self) -> bool {
-        self == Self::ForgetFingerprint
     }
 }
 

@@ -60,7 +60,9 @@ impl World {
     }
 
     /// A claim must take what is due, and nothing that another one holds (P3, P4, P6).
-    pub(crate) fn judge_claim(&mut self, before: &Db, claimed: &Claimed) {
+    pub(crate) fn judge_claim(&mut self, view: &State, before: &Db, claimed: &Claimed) {
+        // A rival may have committed what was not there to be seen.
+        let all_seen = *view == before.0;
         let now = self.time();
         let rows = outbox(before);
         for (name, lane) in lanes(before) {
@@ -71,7 +73,7 @@ impl World {
             let waits = lane.blocked_by.is_some() || first.is_none_or(|(_, row)| row.due > now);
             match (run, first) {
                 (None, Some((event, _))) => {
-                    self.break_unless(Promise::P3, leased || waits || claimed.dead.contains(&event_id(*event)));
+                    self.break_unless(Promise::P3, !all_seen || leased || waits || claimed.dead.contains(&event_id(*event)));
                 }
                 (Some(run), Some((event, _))) => {
                     self.break_unless(Promise::P6, !leased);
@@ -196,6 +198,12 @@ impl World {
         }
     }
 
+    /// Whether all promises hold in this world.
+    pub(crate) fn is_sound(&self, scope: &Scope) -> bool {
+        use Promise::{P1, P2, P3, P4, P5, P6, P7};
+        [P1, P2, P3, P4, P5, P6, P7].iter().all(|promise| self.holds(scope, *promise))
+    }
+
     /// Whether a promise holds in this world.
     pub(crate) fn holds(&self, scope: &Scope, promise: Promise) -> bool {
         if self.ghost.broken != 0 {
@@ -225,7 +233,7 @@ impl World {
 
     fn orders_have_their_events(&self, scope: &Scope) -> bool {
         let rows = outbox(&self.db);
-        (0..scope.events()).all(|event| {
+        scope.events.iter().copied().all(|event| {
             let order = self.db.row(Key::Order(named(twobox::OrderId::new(format!("o{}", order_of(event)))))).is_some();
             let envelope = self.db.row(Key::Event(event_id(event))).is_some();
             let purged = self.ghost.purged & bit(event) != 0;
@@ -235,7 +243,7 @@ impl World {
 
     fn events_are_to_be_found(&self, scope: &Scope) -> bool {
         let (rows, lanes) = (outbox(&self.db), lanes(&self.db));
-        (0..scope.events()).all(|event| {
+        scope.events.iter().copied().all(|event| {
             let committed = self.ghost.committed & bit(event) != 0;
             let purged = self.ghost.purged & bit(event) != 0;
             let there = rows.get(&event).is_none_or(|row| {
@@ -269,7 +277,7 @@ impl World {
             let params = self.ghost.bound[usize::from(request)].unwrap_or(Params::First);
             let request_row = Scope::request(request, params);
             // It is refused only if the request was purged, and its order is there.
-            let _placed = store.run(Scope::commit(&request_row, request, params), self.time());
+            let _placed = store.run(scope.commit(&request_row, request, params), self.time());
         }
         let arrived = Arrived(RefCell::new(self.network.clone()));
         let mut now = self.time();

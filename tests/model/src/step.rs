@@ -110,7 +110,7 @@ impl World {
                 }
             }
             if scope.other_params {
-                let received = (0..scope.events()).filter(|event| self.inbox(*event, consumer).is_some());
+                let received = scope.events.iter().copied().filter(|event| self.inbox(*event, consumer).is_some());
                 steps.extend(received.map(|event| Step::DeliverOther { event, consumer }));
             }
         }
@@ -131,7 +131,8 @@ impl World {
         if scope.rivals {
             let atomic: Vec<Step> = steps.iter().filter(|step| step.is_transaction()).cloned().collect();
             for first in &atomic {
-                for second in &atomic {
+                // A relay has one transaction at a time.
+                for second in atomic.iter().filter(|second| first.relay().is_none() || first.relay() != second.relay()) {
                     steps.push(Step::Rival(Box::new(first.clone()), Box::new(second.clone())));
                 }
             }
@@ -160,8 +161,12 @@ impl World {
                     }
                 }
             }
-            steps.push(Step::Settle { relay, lane: lane(), answered: true });
-            if faulty && !held.asked {
+            // To give back what was not tried is what a relay does when it stops, which counts as a fault.
+            let released = held.confirmed == 0 && held.ended.is_none() && !held.asked;
+            if !released || faulty {
+                steps.push(Step::Settle { relay, lane: lane(), answered: true });
+            }
+            if faulty && !released && !held.asked {
                 steps.push(Step::Settle { relay, lane: lane(), answered: false });
             }
             if !held.asked {
@@ -198,10 +203,16 @@ impl World {
         match step {
             Step::Rival(first, second) => {
                 after.perform(scope, second, &self.db.0)?;
+                after.wrote = false;
                 after.perform(scope, first, &self.db.0)?;
+                if !after.wrote {
+                    // It is as if it had come first.
+                    return None;
+                }
             }
             step => after.perform(scope, step, &self.db.0)?,
         }
+        after.wrote = false;
         Some(after)
     }
 
@@ -238,6 +249,7 @@ impl World {
             Applied::Conflict(_) => Ran::Conflict,
             Applied::Written => {
                 let Ok(()) = tx.commit();
+                self.wrote = true;
                 let before = std::mem::replace(&mut self.db.0, store.state());
                 self.judge_change(scope, step, before);
                 Ran::Done(decision.outcome)
@@ -267,7 +279,7 @@ impl World {
                 let before = self.db.clone();
                 match self.run(scope, step, view, None, &claim) {
                     Ran::Done(claimed) => {
-                        self.judge_claim(&before, &claimed);
+                        self.judge_claim(view, &before, &claimed);
                         self.take(*relay, claimed, *answered);
                     }
                     Ran::Refused(never) => match never {},
@@ -279,7 +291,9 @@ impl World {
                 self.publish(*relay, lane, *answer)?;
             }
             Step::Settle { relay, lane, answered } => {
-                self.spend(*answered)?;
+                let held = self.relays[usize::from(*relay)].get(lane)?;
+                let released = held.confirmed == 0 && held.ended.is_none() && !held.asked;
+                self.spend(*answered && !released)?;
                 self.settle(scope, step, view, (*relay, lane), *answered)?;
             }
             Step::Renew { relay, lane } => {
@@ -347,6 +361,7 @@ impl World {
                 self.now += 1;
                 if scope.longest_retry.is_some() {
                     self.network.clear();
+                    self.relays.iter_mut().for_each(|relay| relay.retain(|_, held| !held.stale));
                 }
             }
             Step::StepBack => {
@@ -369,14 +384,18 @@ impl World {
     fn commit(&mut self, scope: &Scope, step: &Step, view: &State, request: u8, params: Params) -> Option<()> {
         let asked = Scope::request(request, params);
         let at = usize::from(request);
-        match self.run(scope, step, view, None, &Scope::commit(&asked, request, params)) {
+        match self.run(scope, step, view, None, &scope.commit(&asked, request, params)) {
             Ran::Done(committed) => {
                 self.judge_params(request, params, true);
                 self.break_unless(Promise::P1, committed.repeated == self.ghost.placed[at]);
                 self.break_unless(Promise::P1, committed.placed.order.as_str() == format!("o{request}"));
                 self.ghost.placed[at] = true;
                 if !committed.repeated {
-                    for event in (0..3).filter(|event| crate::scope::order_of(*event) == request) {
+                    for event in scope.events.iter().copied().filter(|event| crate::scope::order_of(*event) == request) {
+                        // Whether all of them are there is for P2 to say.
+                        if self.db.row(Key::Outbox(event_id(event))).is_none() {
+                            continue;
+                        }
                         self.ghost.committed |= 1 << event;
                         if scope.longest_retry.is_some() {
                             self.ghost.since[usize::from(event)] = self.now;
@@ -398,6 +417,12 @@ impl World {
     }
 
     fn take(&mut self, relay: u8, claimed: Claimed, answered: bool) {
+        // With an event that is given up, the lease of its lane has ended too.
+        for lane in claimed.dead.iter().filter_map(number_of).map(lane_of) {
+            for relay in &mut self.relays {
+                relay.get_mut(lane.as_str()).into_iter().for_each(|held| held.stale = true);
+            }
+        }
         for run in claimed.runs {
             let lane = run.lease.lane.as_str().to_string();
             for relay in &mut self.relays {
@@ -512,6 +537,13 @@ pub(crate) fn effect(event: u8) -> Body {
 }
 
 impl Step {
+    fn relay(&self) -> Option<u8> {
+        match self {
+            Self::Claim { relay, .. } | Self::Settle { relay, .. } | Self::Renew { relay, .. } => Some(*relay),
+            _ => None,
+        }
+    }
+
     /// Whether it is a transaction.
     fn is_transaction(&self) -> bool {
         match self {

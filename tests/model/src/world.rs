@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 
-use twobox::{LeaseRef, Load, Millis, Query, Record, Table};
+use twobox::{DeliveryState, LeaseRef, Load, Millis, Query, Record, Table};
 use twobox_memory::State;
 
 use crate::scope::{Params, Scope};
@@ -27,8 +27,7 @@ impl Promise {
     }
 }
 
-/// The tables. Two that differ in revisions alone are the same: revisions count writes, and are compared only within one
-/// transaction, which begins and ends within one step.
+/// The tables, compared by what can still make a difference; see the hash of [`World`].
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Db(pub State);
 
@@ -43,14 +42,6 @@ impl Db {
     pub fn row(&self, key: twobox::Key) -> Option<Record> {
         let Ok(rows) = self.0.clone().load(&Query::rows([key]));
         rows.into_vec().pop().map(|stored| stored.record)
-    }
-}
-
-impl Hash for Db {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        for table in Table::ALL {
-            self.table(table).for_each(|record| record.hash(state));
-        }
     }
 }
 
@@ -104,14 +95,16 @@ pub struct Ghost {
     /// The events that were applied, by consumer.
     pub applied: [u8; 2],
     /// When an event was committed or redriven, if the world keeps to a longest retry.
-    pub since: [u64; 3],
+    pub since: [u64; 5],
     /// The promises that were broken by a step.
     pub broken: u8,
 }
 
 /// One state of everything.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
+    /// Whether the age of what is done can make a difference: whether something is purged.
+    pub ages: bool,
     /// The clock.
     pub now: u64,
     /// The tables of the sender and of the receivers.
@@ -120,6 +113,8 @@ pub struct World {
     pub relays: Vec<BTreeMap<String, Held>>,
     /// What is on the network.
     pub network: BTreeSet<Copy>,
+    /// Whether a transaction of the step under way has written something.
+    pub(crate) wrote: bool,
     /// How much may still go wrong.
     pub faults: u8,
     /// How much the operator may still do.
@@ -133,10 +128,12 @@ pub struct World {
 impl World {
     pub(crate) fn new(scope: &Scope) -> Self {
         Self {
+            ages: !scope.purges.is_empty(),
             now: 0,
             db: Db::default(),
             relays: vec![BTreeMap::new(); scope.relays.into()],
             network: BTreeSet::new(),
+            wrote: false,
             faults: scope.faults,
             operations: scope.operations,
             stepped_back: false,
@@ -152,5 +149,74 @@ impl World {
         if !holds {
             self.ghost.broken |= promise.bit();
         }
+    }
+}
+
+/// Two worlds are the same if they differ in nothing that can ever make a difference:
+///
+/// - revisions count writes; they are compared within one transaction, which begins and ends within one step, so never across steps;
+/// - a fencing token only grows while its lane exists, so all that counts of a token that a relay holds is whether it is that of
+///   the lane. Where lanes are purged, and tokens begin anew, tokens count in full;
+/// - where nothing is purged, it makes no difference since when something has been done (a redrive is within its window there).
+impl Hash for World {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let mut tokens = BTreeMap::new();
+        for table in Table::ALL {
+            for mut record in self.db.table(table) {
+                if let Record::Lane(lane, row) = &record {
+                    tokens.insert(lane.as_str().to_string(), row.token);
+                }
+                if !self.ages {
+                    forget_ages(&mut record);
+                }
+                record.hash(state);
+            }
+        }
+        for held in &self.relays {
+            held.len().hash(state);
+            for (lane, held) in held {
+                let mut held = held.clone();
+                if !self.ages {
+                    held.lease.token = u64::from(tokens.get(lane) == Some(&held.lease.token));
+                }
+                held.hash(state);
+            }
+        }
+        (self.now, &self.network, self.faults, self.operations, self.stepped_back, &self.ghost).hash(state);
+    }
+}
+
+fn forget_ages(record: &mut Record) {
+    let never = Millis::new(0);
+    match record {
+        Record::Request(_, row) => {
+            row.registered_at = never;
+            if let Some(placed) = &mut row.placed {
+                placed.at = never;
+            }
+        }
+        Record::Order(_, row) => row.committed_at = never,
+        Record::Event(event) => event.time = never,
+        Record::Outbox(_, row) => {
+            row.committed_at = never;
+            row.state = match row.state {
+                DeliveryState::Pending => DeliveryState::Pending,
+                DeliveryState::Confirmed(_) => DeliveryState::Confirmed(never),
+                DeliveryState::Dead(_) => DeliveryState::Dead(never),
+                DeliveryState::Discarded(_) => DeliveryState::Discarded(never),
+                DeliveryState::Cancelled(_) => DeliveryState::Cancelled(never),
+            };
+            if row.state != DeliveryState::Pending {
+                row.due = never;
+            }
+        }
+        Record::Lane(_, row) => {
+            row.changed_at = never;
+            row.token = 0;
+        }
+        Record::Inbox(_, _, row) => row.at = never,
+        Record::Position(_, _, row) => row.at = never,
+        Record::Call(_, _, row) => row.at = never,
+        Record::Effect(..) => {}
     }
 }
