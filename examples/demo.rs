@@ -16,10 +16,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, Claim, CommitOrder, Committed, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Event, EventId, Fingerprint, Key,
-    Load, Millis, OrderId, Owner, ParametersDiffer, Query, Receive, Received, Record, Register, Request, RunError, RunResult,
-    Settle, Store, Table,
+    Body, CommitOrder, Committed, Consumer, DeliveryState, Draft, Dump, EventId, Fingerprint, Handled, Inbox, Millis, OrderId,
+    OrderingKey, Owner, ParametersDiffer, Reason, Receipt, Record, Register, Request, RunError, Store, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -124,7 +124,9 @@ fn place<S: Store>(store: &S, request: &Request, now: Millis, planned: Option<Fa
 
     let id = &request.key.id;
     let body = Body::text(request.fingerprint.summary())?;
-    let event = Draft::new("order.created", body.clone())?.id(EventId::new(format!("order-created:{id}"))?);
+    let event = Draft::new("order.created", body.clone())?
+        .id(EventId::new(format!("order-created:{id}"))?)
+        .ordering_key(OrderingKey::new(&request.key.scope)?);
     let order = CommitOrder::new(request, OrderId::new(format!("order:{id}"))?, body, [event])?;
     let committed = store.write(now, |tx| {
         let committed = tx.run(&order)?;
@@ -149,32 +151,48 @@ fn ask<S: Store>(store: &S, request: &Request, now: Millis) -> Result<&'static s
     }
 }
 
-/// Delivers what is due to the receiver, in whose store the effect and the inbox row are one commit.
-fn deliver<S: Store>(sender: &S, receiver: &S, now: Millis, planned: Option<Fault>) -> Result<Vec<(EventId, Received)>, Failure> {
-    let policy = DeliveryPolicy::default();
-    let mut deliveries = Vec::new();
-    for run in sender.run(Claim::new(&policy, Owner::new("demo")?, LEASE, 10)?, now)?.runs {
-        let mut result = RunResult::released(run.lease);
-        for delivery in run.deliveries {
-            let event = event(sender, delivery.event)?;
-            let effect = Body::text(format!("parcel for {}", event.order))?;
-            let received = receiver.run(Receive::new(Consumer::new("parcels")?, &event).effect(effect), now)?;
-            Fault::ConfirmationLost.strike(planned)?;
-            result.confirmed.push(event.id.clone());
-            deliveries.push((event.id, received));
-        }
-        let settled = sender.run(Settle::new(&policy, [result]), now)?;
-        settled.stale.into_iter().next().map_or(Ok(()), Err)?;
-    }
-    Ok(deliveries)
+/// Carries events to the receiver, in whose store the effect and the row of the inbox are one commit, and keeps its receipts.
+struct Courier<'a, S> {
+    inbox: Inbox<'a, S>,
+    receipts: Vec<(EventId, Receipt)>,
 }
 
-fn event<S: Store>(store: &S, id: EventId) -> Result<Event, Failure> {
-    let rows = store.view()?.load(&Query::rows([Key::Event(id)]))?.into_vec();
-    match rows.into_iter().next().map(|stored| stored.record) {
-        Some(Record::Event(event)) => Ok(event),
-        found => Err(format!("the event is not in its table, found {found:?}").into()),
+impl<S: Store> Publisher for Courier<'_, S> {
+    fn publish(&mut self, batch: &[Message], now: Millis) -> Vec<Published> {
+        let mut answers = Vec::new();
+        for message in batch {
+            let receipt = self.inbox.receive(message, now, |_tx, message| {
+                Body::text(format!("parcel for {}", message.event.order)).map(Handled::Effect)
+            });
+            answers.push(match receipt {
+                Ok(receipt) => {
+                    self.receipts.push((message.event.id.clone(), receipt.clone()));
+                    Published::from(receipt)
+                }
+                Err(failure) => Published::Unavailable(Reason::new(failure)),
+            });
+        }
+        answers
     }
+}
+
+/// Delivers what is due. `receipt` is called when the receiver has committed, and the sender's store does not know it yet.
+fn deliver<S: Store>(
+    sender: &S,
+    receiver: &S,
+    now: Millis,
+    mut receipt: impl FnMut(EventId, Receipt) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let courier = Courier { inbox: Inbox::new(receiver, Consumer::new("parcels")?), receipts: Vec::new() };
+    let settings = RelaySettings { lease: LEASE, ..RelaySettings::new(Owner::new("demo")?) };
+    let mut relay = Relay::new(sender, courier, settings, now)?;
+    // With nothing to do between the steps, this would be `relay.run_until_idle(now)?`.
+    while relay.step(now)? {
+        for (event, received) in relay.publisher_mut().receipts.drain(..) {
+            receipt(event, received)?;
+        }
+    }
+    Ok(())
 }
 
 /// How many rows there are, counted from the tables.
@@ -261,7 +279,8 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
     let Figures { orders, outbox, .. } = Figures::of(&sender)?;
     screen.step(&sender, &receiver, format!("retry after lost response: orders={orders} outbox={outbox}"))?;
 
-    Fault::ConfirmationLost.must_end(deliver(&sender, &receiver, now, Some(Fault::ConfirmationLost)))?;
+    let lost = |_, _| Err(Fault::ConfirmationLost.into());
+    Fault::ConfirmationLost.must_end(deliver(&sender, &receiver, now, lost))?;
     let (effects, pending) = (Figures::of(&receiver)?.effects, Figures::of(&sender)?.pending);
     let line = format!("delivery acknowledgement lost: local_effects={effects} pending={pending}");
     screen.step(&sender, &receiver, line)?;
@@ -271,15 +290,15 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
     screen.step(&sender, &receiver, format!("after reconnect: pending={pending} local_effects={effects}"))?;
 
     // Nobody settled the lease of the delivery that broke off, so its events come again once it has run out.
-    for (event, received) in deliver(&sender, &receiver, now + LEASE, None)? {
-        let effect = match received {
-            Received::Applied => "applied",
-            Received::Duplicate => "skipped",
-            Received::Poisoned => "set aside",
-            Received::WaitsFor(_) => "not yet",
+    deliver(&sender, &receiver, now + LEASE, |event, receipt| {
+        let effect = match receipt {
+            Receipt::Applied => "applied",
+            Receipt::Duplicate => "skipped",
+            Receipt::Deferred(_) | Receipt::WaitsFor(_) | Receipt::Failed(_) => "comes again",
+            Receipt::Poisoned | Receipt::Refused(_) => "set aside",
         };
-        screen.step(&sender, &receiver, format!("recovery delivery: {event} local_effect={effect}"))?;
-    }
+        screen.step(&sender, &receiver, format!("recovery delivery: {event} local_effect={effect}"))
+    })?;
 
     let Figures { orders, pending, .. } = Figures::of(&sender)?;
     let Figures { inbox, effects, .. } = Figures::of(&receiver)?;

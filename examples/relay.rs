@@ -9,14 +9,13 @@
 
 use std::error::Error;
 use std::io::{self, Write};
-use std::time::Duration;
 
-use redb::{ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use serde_json::{Value, json};
+use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, Claim, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Ending, Event, EventId, Fingerprint, Key,
-    Load, Millis, OrderId, OrderingKey, Owner, Query, Reader, Reason, Receive, Received, Record, Request, RunResult, Settle,
-    Store, Table,
+    Body, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Fingerprint, Handled, Inbox, Millis, OrderId,
+    OrderingKey, Owner, Reader, Reason, Record, Request, Store, Table,
 };
 use twobox_redb::RedbStore;
 
@@ -33,7 +32,6 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
     let dir = tempfile::tempdir()?;
     let shop = RedbStore::create(dir.path().join("shop.redb"))?;
     let loyalty = RedbStore::create(dir.path().join("loyalty.redb"))?;
-    let policy = DeliveryPolicy::default();
     let now = Millis::new(1_000);
 
     place(&shop, "req-1", 1, 19_900, now)?;
@@ -45,19 +43,23 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "orders={} outbox={}", dump.count(Table::Orders), dump.count(Table::Outbox))?;
 
     let mut broker = Broker { failures_left: 1, sent: Vec::new() };
-    let sent = relay(&shop, &mut broker, &policy, now)?;
-    writeln!(out, "broker fails: sent={sent} {}", outbox(&shop)?)?;
+    let mut relay = Relay::new(&shop, &mut broker, RelaySettings::new(Owner::new("relay-1")?), now)?;
+    let confirmed = relay.run_until_idle(now)?.confirmed;
+    writeln!(out, "broker fails: confirmed={confirmed} {}", outbox(&shop)?)?;
     // The failed event waits for its backoff, and the other one of the same user behind it.
-    let later = now + policy.backoff_base;
-    let sent = relay(&shop, &mut broker, &policy, later)?;
-    writeln!(out, "retry: sent={sent} {}", outbox(&shop)?)?;
-    let sent = relay(&shop, &mut broker, &policy, later)?;
-    writeln!(out, "nothing left: sent={sent} {}", outbox(&shop)?)?;
+    let later = now + DeliveryPolicy::default().backoff_base;
+    let confirmed = relay.run_until_idle(later)?.confirmed;
+    writeln!(out, "retry: confirmed={confirmed} {}", outbox(&shop)?)?;
 
+    // Each event is handled once, in one commit with its row in the inbox (P5).
+    let inbox = Inbox::new(&loyalty, Consumer::new("points")?);
     let repeated = broker.sent.first();
-    for event in broker.sent.iter().chain(repeated) {
-        let received = receive(&loyalty, event, later)?;
-        writeln!(out, "message {} of order {}: {received:?}", event.id, event.order)?;
+    for message in broker.sent.iter().chain(repeated) {
+        let receipt = inbox.receive(message, later, |tx, message| {
+            add_points(tx.redb(), &message.event.body)?;
+            Ok::<_, Failure>(Handled::Done)
+        })?;
+        writeln!(out, "message {} of order {}: {receipt:?}", message.event.id, message.event.order)?;
     }
     let points = loyalty.database().begin_read()?.open_table(POINTS)?;
     for row in points.iter()? {
@@ -96,49 +98,26 @@ fn place_and_break_off(shop: &RedbStore, id: &str, user: u64, amount: u64, now: 
     Ok(())
 }
 
-/// A broker that fails for a while.
+/// A broker that fails for a while, and otherwise keeps what it gets.
 struct Broker {
     failures_left: u32,
-    sent: Vec<Event>,
+    sent: Vec<Message>,
+}
+
+impl Publisher for Broker {
+    fn publish(&mut self, batch: &[Message], _now: Millis) -> Vec<Published> {
+        batch.iter().map(|message| self.publish_one(message)).collect()
+    }
 }
 
 impl Broker {
-    fn publish(&mut self, event: &Event) -> Result<(), Failure> {
+    fn publish_one(&mut self, message: &Message) -> Published {
         if self.failures_left > 0 {
             self.failures_left -= 1;
-            return Err("the broker closed the connection".into());
+            return Published::Failed(Reason::new("the broker closed the connection"));
         }
-        self.sent.push(event.clone());
-        Ok(())
-    }
-}
-
-/// Publishes what is due, and says how much of it the broker has.
-fn relay(shop: &RedbStore, broker: &mut Broker, policy: &DeliveryPolicy, now: Millis) -> Result<usize, Failure> {
-    let claim = Claim::new(policy, Owner::new("relay-1")?, Duration::from_secs(30), 100)?;
-    let mut results = Vec::new();
-    for run in shop.run(claim, now)?.runs {
-        let mut result = RunResult::released(run.lease);
-        for delivery in run.deliveries {
-            match broker.publish(&event(shop, delivery.event.clone())?) {
-                Ok(()) => result.confirmed.push(delivery.event),
-                Err(failure) => {
-                    result.ended = Some((delivery.event, Ending::Failed(Reason::new(failure))));
-                    break; // What stands behind it waits for it.
-                }
-            }
-        }
-        results.push(result);
-    }
-    let settled = shop.run(Settle::new(policy, results), now)?;
-    settled.stale.into_iter().next().map_or(Ok(settled.confirmed), |stale| Err(stale.into()))
-}
-
-fn event(shop: &RedbStore, id: EventId) -> Result<Event, Failure> {
-    let rows = shop.view()?.load(&Query::rows([Key::Event(id)]))?.into_vec();
-    match rows.into_iter().next().map(|stored| stored.record) {
-        Some(Record::Event(event)) => Ok(event),
-        found => Err(format!("the event is not in its table, found {found:?}").into()),
+        self.sent.push(message.clone());
+        Published::Confirmed
     }
 }
 
@@ -154,22 +133,12 @@ fn outbox(shop: &RedbStore) -> Result<String, Failure> {
     Ok(format!("pending={pending} failed_attempts={failed}"))
 }
 
-/// Adds the points of an order, once for each event (P5).
-fn receive(loyalty: &RedbStore, event: &Event, now: Millis) -> Result<Received, Failure> {
-    let received = loyalty.write(now, |tx| {
-        let received = tx.run(Receive::new(Consumer::new("points")?, event))?;
-        match received {
-            Received::Applied => {
-                let order: Value = serde_json::from_slice(event.body.bytes())?;
-                let (user, amount) =
-                    order["user"].as_u64().zip(order["amount"].as_u64()).ok_or("an order has a user and an amount")?;
-                let mut points = tx.redb().open_table(POINTS)?;
-                let before = points.get(user)?.map_or(0, |points| points.value());
-                points.insert(user, before + amount / 100)?;
-            }
-            Received::Duplicate | Received::Poisoned | Received::WaitsFor(_) => {}
-        }
-        Ok::<_, Failure>(received)
-    })?;
-    Ok(received)
+/// Adds the points of an order to those of its user.
+fn add_points(tx: &WriteTransaction, order: &Body) -> Result<(), Failure> {
+    let order: Value = serde_json::from_slice(order.bytes())?;
+    let (user, amount) = order["user"].as_u64().zip(order["amount"].as_u64()).ok_or("an order has a user and an amount")?;
+    let mut points = tx.open_table(POINTS)?;
+    let before = points.get(user)?.map_or(0, |points| points.value());
+    points.insert(user, before + amount / 100)?;
+    Ok(())
 }

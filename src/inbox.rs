@@ -84,7 +84,7 @@ impl<'a, S: Store> Inbox<'a, S> {
         self
     }
 
-    /// Holds an event back until the one that was published before it in its ordering key has been applied. The ordering keys
+    /// Holds an event back until the one that was published before it in its ordering key has been applied or set aside. The ordering keys
     /// of all senders to this consumer must then differ.
     #[must_use]
     pub fn in_order(mut self) -> Self {
@@ -189,7 +189,10 @@ impl<'a, S: Store> Inbox<'a, S> {
     }
 
     fn count_failure(&self, message: &Message, reason: Reason, now: Millis) -> Result<Receipt, RunError<S::Error, Infallible>> {
-        let count = CountFailure::new(self.consumer.clone(), &message.event, reason.clone(), self.max_failures);
+        let mut count = CountFailure::new(self.consumer.clone(), &message.event, reason.clone(), self.max_failures);
+        if self.in_order {
+            count = count.in_order(message.event.ordering_key.clone(), message.sequence, message.after);
+        }
         match self.store.run(count, now).map_err(RunError::split) {
             Ok(FailureCounted::ComesAgain) => Ok(Receipt::Failed(reason)),
             Ok(FailureCounted::Poisoned) => Ok(Receipt::Poisoned),

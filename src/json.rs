@@ -7,7 +7,7 @@ use core::fmt;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use crate::ids::Invalid;
+use crate::ids::{Invalid, beginning};
 
 /// The canonical text of a document.
 pub(crate) fn canonical(field: &'static str, document: &[u8]) -> Result<String, Invalid> {
@@ -44,7 +44,7 @@ fn inexact_integer(document: &str) -> Option<&str> {
         let digits = number.trim_start_matches('-');
         let integer = digits.bytes().all(|byte| byte.is_ascii_digit());
         if integer && digits.parse::<u64>().map_or(true, |integer| integer > EXACT) {
-            return Some(number);
+            return Some(beginning(number, 40));
         }
         rest = &rest[end..];
     }

@@ -87,10 +87,10 @@ impl DeliveryPolicy {
     /// between one half and the whole. The jitter follows from the event's id and n alone, so it is the same in every run (F13).
     #[must_use]
     pub fn backoff(&self, event: &EventId, failures: u32) -> Duration {
-        let doublings = failures.saturating_sub(1).min(32);
-        let whole = self.backoff_base.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(self.backoff_cap);
+        // In nanoseconds, of which 128 bits hold more than a duration has.
+        let doubled = self.backoff_base.as_nanos().saturating_mul(1 << failures.saturating_sub(1).min(127));
+        let half = doubled.min(self.backoff_cap.as_nanos()) / 2;
         let digest = Digest::of_parts("twobox/jitter/1", [event.as_str().as_bytes(), &failures.to_be_bytes()[..]]);
-        let half = whole.as_nanos() / 2;
         let jitter = half * u128::from(digest.0[0]) / 255;
         Duration::from_nanos_u128(half + jitter).max(Duration::from_millis(1))
     }

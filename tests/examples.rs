@@ -85,9 +85,8 @@ fn relay_keeps_the_order_and_counts_each_message_once() {
     relay::run(&mut out).unwrap();
     let right = [
         "orders=2 outbox=2",
-        "broker fails: sent=0 pending=2 failed_attempts=1",
-        "retry: sent=2 pending=0 failed_attempts=1",
-        "nothing left: sent=0 pending=0 failed_attempts=1",
+        "broker fails: confirmed=0 pending=2 failed_attempts=1",
+        "retry: confirmed=2 pending=0 failed_attempts=1",
         "message order-req-1/1 of order order-req-1: Applied",
         "message order-req-3/1 of order order-req-3: Applied",
         "message order-req-1/1 of order order-req-1: Duplicate",

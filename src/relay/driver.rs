@@ -1,22 +1,14 @@
 //! Drives a relay machine on a store and a publisher, one action after the other, in the calling thread.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use core::convert::Infallible;
 
-use super::machine::{Action, Counters, Exchange, RelayMachine, RelaySettings, Ticket};
+use super::machine::{Action, Counters, RelayMachine, RelaySettings, Ticket};
 use super::publisher::{Message, Published, Publisher};
-use crate::boundary::Query;
-use crate::event::Event;
-use crate::ids::{EventId, Invalid, Reason};
-use crate::store::{Load, Reader, RunError, Store};
-use crate::table::{Key, Record};
+use super::steps::{RelayError, read_messages, run_exchange};
+use crate::ids::{Invalid, Reason};
+use crate::store::Store;
 use crate::time::Millis;
-use crate::transition::claim::{Claim, Claimed};
-use crate::transition::settle::{Renew, Settle, Settled};
-
-/// Why a step of a relay failed: the store. The relay goes on with the next step, after a pause.
-pub type RelayError<E> = RunError<E, Infallible>;
+use crate::transition::settle::Renew;
 
 /// A relay that publishes what a store has to deliver.
 ///
@@ -62,6 +54,11 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
     #[must_use]
     pub fn machine(&self) -> &RelayMachine {
         &self.machine
+    }
+
+    /// The publisher, to look at it or to change it between two steps.
+    pub fn publisher_mut(&mut self) -> &mut P {
+        &mut self.publisher
     }
 
     /// Delivers everything that can be delivered at this time: until nothing is due, or the broker cannot be reached.
@@ -115,77 +112,29 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
     }
 
     fn publish(&mut self, now: Millis, tickets: &[Ticket]) -> Result<(), RelayError<S::Error>> {
-        let (messages, rest) = match read_messages(self.store, tickets) {
+        let read = match read_messages(self.store, tickets) {
             Ok(read) => read,
             Err(error) => {
-                // Not the event's fault, and nothing was published.
-                tickets.iter().for_each(|ticket| self.machine.handle_published(now, ticket, Published::Abandoned));
+                self.machine.handle_unread(now, tickets);
                 return Err(error);
             }
         };
-        let (tickets, batch): (Vec<&Ticket>, Vec<Message>) = messages.into_iter().unzip();
+        let mut batch: Vec<Message> = Vec::new();
+        let mut published: Vec<&Ticket> = Vec::new();
+        for (ticket, message) in tickets.iter().zip(read) {
+            match message {
+                Ok(message) => {
+                    batch.push(message);
+                    published.push(ticket);
+                }
+                Err(answer) => self.machine.handle_published(now, ticket, answer),
+            }
+        }
         let mut answers = self.publisher.publish(&batch, self.machine.now()).into_iter();
-        for ticket in tickets {
+        for ticket in published {
             let answer = answers.next().unwrap_or_else(|| Published::Failed(Reason::new("the publisher gave no answer")));
             self.machine.handle_published(now, ticket, answer);
         }
-        for ticket in rest {
-            self.machine.handle_published(now, ticket, Published::no_envelope());
-        }
         Ok(())
     }
-}
-
-type Exchanged<E> = Result<(Option<Settled>, Option<Claimed>), RelayError<E>>;
-
-/// Settles and claims in one commit; for drivers.
-pub(crate) fn run_exchange<S: Store>(
-    store: &S,
-    settings: &RelaySettings,
-    now: Millis,
-    exchange: Exchange,
-) -> Exchanged<S::Error> {
-    let claim = match exchange.claim {
-        0 => None,
-        limit => {
-            Claim::new(&settings.policy, settings.owner.clone(), settings.lease, limit).ok().map(|claim| claim.run(settings.run))
-        }
-    };
-    if exchange.settle.is_empty() {
-        // A claim that finds nothing commits nothing.
-        return Ok((None, claim.map(|claim| store.run(claim, now)).transpose()?));
-    }
-    let settle = Settle::new(&settings.policy, exchange.settle);
-    let write = store.write(now, |tx| {
-        let settled = tx.run(&settle)?;
-        let claimed = claim.as_ref().map(|claim| tx.run(claim)).transpose()?;
-        Ok((Some(settled), claimed))
-    });
-    write.map_err(RunError::flatten)
-}
-
-type Read<'t, E> = Result<(Vec<(&'t Ticket, Message)>, Vec<&'t Ticket>), RelayError<E>>;
-
-/// Reads the envelopes of tickets; those that are not there come second.
-pub(crate) fn read_messages<'t, R: Reader>(store: &R, tickets: &'t [Ticket]) -> Read<'t, R::Error> {
-    let keys = tickets.iter().map(|ticket| Key::Event(ticket.delivery.event.clone()));
-    let mut view = store.view().map_err(RunError::Store)?;
-    let rows = view.load(&Query::rows(keys)).map_err(RunError::Store)?;
-    let events = rows
-        .into_vec()
-        .into_iter()
-        .filter_map(|stored| if let Record::Event(event) = stored.record { Some(event) } else { None });
-    let mut events: BTreeMap<EventId, Event> = events.map(|event| (event.id.clone(), event)).collect();
-    let (mut there, mut missing) = (Vec::new(), Vec::new());
-    for ticket in tickets {
-        match events.remove(&ticket.delivery.event) {
-            None => missing.push(ticket),
-            Some(event) => {
-                let delivery = &ticket.delivery;
-                let message = Message { event, sequence: delivery.sequence, after: delivery.after, attempt: delivery.attempt };
-                there.push((ticket, message));
-            }
-        }
-    }
-    Ok((there, missing))
 }

@@ -24,7 +24,9 @@
 mod driver;
 mod machine;
 mod publisher;
+mod steps;
 
-pub use driver::{Relay, RelayError};
-pub use machine::{Action, Counters, Exchange, RelayMachine, RelaySettings, Ticket};
+pub use driver::Relay;
+pub use machine::{Action, Counters, Exchange, Phase, RelayMachine, RelaySettings, Status, Ticket};
 pub use publisher::{AsyncPublisher, Fault, InProcess, Message, Published, Publisher};
+pub use steps::{Exchanged, RelayError, read_messages, read_messages_async, run_exchange, run_exchange_async};

@@ -35,7 +35,7 @@ pub enum Published {
     Rejected(Reason),
     /// The broker cannot be reached: counted against no event; the relay pauses (F15).
     Unavailable(Reason),
-    /// The publish was given up, since the relay stops: released, and counted against no event (F12).
+    /// The publish was given up, as when the relay stops: released, and counted against no event (F12). A relay that does not stop pauses.
     Abandoned,
 }
 
@@ -83,9 +83,13 @@ impl<S, H, F> fmt::Debug for InProcess<'_, S, H, F> {
     }
 }
 
-impl<'a, S, H> InProcess<'a, S, H> {
+impl<'a, S: Store, H> InProcess<'a, S, H> {
     /// Delivers to this inbox, with this handler; see [`Inbox::receive`].
-    pub fn new(inbox: Inbox<'a, S>, handler: H) -> Self {
+    // The bound is here as well, so that a closure is taken for a handler of every transaction.
+    pub fn new<E: fmt::Display>(inbox: Inbox<'a, S>, handler: H) -> Self
+    where
+        H: FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+    {
         Self { inbox, handler, faults: |_| None }
     }
 
@@ -125,14 +129,22 @@ impl<S: Store, H, F> InProcess<'_, S, H, F> {
         E: fmt::Display,
     {
         match self.inbox.receive(message, now, &mut self.handler) {
-            Ok(Receipt::Applied | Receipt::Duplicate | Receipt::Poisoned) => Published::Confirmed,
-            Ok(Receipt::Failed(reason)) => Published::Failed(reason),
-            Ok(Receipt::Deferred(reason)) => Published::Failed(reason),
-            Ok(Receipt::WaitsFor(sequence)) => {
-                Published::Failed(Reason::new(format_args!("the consumer waits for sequence {sequence} of its ordering key")))
-            }
-            Ok(Receipt::Refused(refusal)) => Published::Rejected(Reason::new(refusal)),
+            Ok(receipt) => receipt.into(),
             Err(error) => Published::Unavailable(Reason::new(error)),
+        }
+    }
+}
+
+impl From<Receipt> for Published {
+    /// What a consumer made of an event, as the answer of a publisher that called it: what is applied, or set aside, need not come again.
+    fn from(receipt: Receipt) -> Self {
+        match receipt {
+            Receipt::Applied | Receipt::Duplicate | Receipt::Poisoned => Self::Confirmed,
+            Receipt::Failed(reason) | Receipt::Deferred(reason) => Self::Failed(reason),
+            Receipt::WaitsFor(sequence) => {
+                Self::Failed(Reason::new(format_args!("the consumer waits for sequence {sequence} of its ordering key")))
+            }
+            Receipt::Refused(refusal) => Self::Rejected(Reason::new(refusal)),
         }
     }
 }

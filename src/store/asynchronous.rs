@@ -91,6 +91,10 @@ pub trait AsyncStore: AsyncReader {
     }
 
     /// As [`Store::write`](super::Store::write).
+    ///
+    /// The future is `Send`, so that a runtime with several threads can spawn it, if `work` owns what it captures
+    /// (`async move`, with clones). The compiler does not find that out for one that captures references; there,
+    /// [`AsyncStore::begin`], [`AsyncTables::run`] and [`AsyncTransaction::commit`] do the same, without another try after a conflict.
     #[allow(async_fn_in_trait, reason = "whether the future is Send follows from the closure's")]
     async fn write<R, E>(
         &self,
@@ -130,15 +134,18 @@ impl<X: AsyncTables> AsyncWriting<X> {
     /// # Errors
     ///
     /// As [`Tables::run`](super::Tables::run).
-    pub async fn run<T>(&mut self, transition: T) -> Result<T::Outcome, RunError<X::Error, T::Refusal>>
+    #[expect(clippy::manual_async_fn, reason = "says that the future is Send, whoever asks")]
+    pub fn run<T>(&mut self, transition: T) -> impl Future<Output = Result<T::Outcome, RunError<X::Error, T::Refusal>>> + Send
     where
         T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
     {
-        let result = self.tx.run(transition, self.now).await;
-        if let Err(RunError::Conflict(key)) = &result {
-            self.conflict = Some(key.clone());
+        async move {
+            let result = self.tx.run(transition, self.now).await;
+            if let Err(RunError::Conflict(key)) = &result {
+                self.conflict = Some(key.clone());
+            }
+            result
         }
-        result
     }
 }
 

@@ -183,7 +183,7 @@ impl Transition for Start {
         };
         let mut batch = Batch::new();
         if state == CallState::Started {
-            let row = CallRow { state, at: now, starts: row.starts + 1, note: row.note.clone() };
+            let row = CallRow { state, at: now, starts: row.starts.saturating_add(1), note: row.note.clone() };
             self.call.write(&mut batch, Some(revision), row);
         } else if row.state != state {
             let note = Some(Reason::new("it was started, and nobody knows whether it happened"));

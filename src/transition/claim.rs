@@ -15,8 +15,10 @@ use crate::time::Millis;
 /// | the lane is                                          | what is written                            | outcome |
 /// |------------------------------------------------------|--------------------------------------------|---------|
 /// | due, its first event has starts left                 | the lane: lease, token and starts grow     | a [`Run`] of the events that are due, at most `run` |
-/// | the same, after a lease that nobody settled          | the same                                   | a run of the first event alone, to find out which one it is |
+/// | the same, after a lease that nobody settled          | the same                                   | a run of its first event only, to find out which one it is |
+/// | the same, after two of them, or with one start left  | the same                                   | such a run, and no other in this claim: [`Run::alone`] |
 /// | due, its first event has no start left (F4)          | the event is dead; the lane is blocked or goes on | the event is in [`Claimed::dead`] |
+/// | due, its first event is due later or there is none    | the lane, which is due when its first event is | not in the outcome |
 /// | not due, blocked, empty, or leased until later       | nothing                                    | not in the outcome |
 ///
 /// What is confirmed, waits behind another event, or is due later is not looked at, so it costs nothing (one later lane is
@@ -79,6 +81,9 @@ pub struct Run {
     pub lease: LeaseRef,
     /// When another may take the lane.
     pub until: Millis,
+    /// Publish nothing else at the same time, and claim nothing: what was started with it before was never settled, so one of
+    /// them may bring the process down, and only alone it does not take others along to their last start (F4).
+    pub alone: bool,
     /// The events, one at least.
     pub deliveries: Vec<Delivery>,
 }
@@ -91,7 +96,7 @@ pub struct Claimed {
     pub runs: Vec<Run>,
     /// Events that were given up, since they had no start left.
     pub dead: Vec<EventId>,
-    /// When there will be more to claim, as far as it is known now: at once if the limit was reached.
+    /// When there will be more to claim, as far as it is known now: at once if the limit was reached, or a lane gave nothing.
     pub next_due: Option<Millis>,
 }
 
@@ -108,14 +113,26 @@ impl Transition for Claim<'_> {
         let mut claimed = Claimed::default();
         let mut left = self.limit;
         let mut later = None;
+        let (mut idle, mut alone) = (false, false);
         for lane in rows.lanes() {
             if left == 0 || lane.row.due.is_none_or(|due| due > now) {
                 later = lane.row.due;
                 break;
             }
-            left -= self.claim_lane(now, left, lane, &mut batch, &mut claimed);
+            // What is to be tried alone has a claim of its own.
+            alone = self.is_alone(lane);
+            if alone && !claimed.runs.is_empty() {
+                break;
+            }
+            let events = self.claim_lane(now, left, lane, &mut batch, &mut claimed);
+            left -= events;
+            idle |= events == 0;
+            if alone && events > 0 {
+                break;
+            }
         }
-        let more = left == 0 || !claimed.dead.is_empty() || (later.is_none() && self.is_cut(rows));
+        // A lane that gave nothing took the place of another one in the answer, and may be due again itself.
+        let more = left == 0 || idle || alone || (later.is_none() && self.is_cut(rows));
         claimed.next_due = if more { Some(now) } else { later };
         Ok(Decision::new(batch, claimed))
     }
@@ -133,12 +150,19 @@ impl Claim<'_> {
         lanes == self.limit || rows.as_slice().len() - lanes >= self.limit.max(self.seen())
     }
 
+    /// Whether the first event of a lane was started so often without an answer that it is to be tried alone.
+    fn is_alone(&self, lane: LaneView<'_>) -> bool {
+        let starts = lane.row.starts;
+        let settled = lane.pending().next().map_or(0, |(_, head, _)| head.starts);
+        starts >= 2 || (starts == 1 && settled.saturating_add(2) >= self.policy.max_starts)
+    }
+
     /// Claims the first events of a lane and says how many.
     fn claim_lane(&self, now: Millis, left: usize, lane: LaneView<'_>, batch: &mut Batch, claimed: &mut Claimed) -> usize {
         let mut row = lane.row.clone();
         let mut pending = lane.pending();
         let events = match pending.next() {
-            Some((id, head, revision)) if head.starts + row.starts >= self.policy.max_starts => {
+            Some((id, head, revision)) if head.starts.saturating_add(row.starts) >= self.policy.max_starts => {
                 self.bury(now, (id, head, revision), lane, batch);
                 claimed.dead.push(id.clone());
                 row.starts = 0;
@@ -154,13 +178,13 @@ impl Claim<'_> {
             }
             Some(_) => {
                 let longest = if row.starts == 0 { self.run } else { 1 };
-                row.token += 1;
-                row.starts += 1;
+                row.token = row.token.wrapping_add(1);
+                row.starts = row.starts.saturating_add(1);
                 let until = now + self.lease;
                 let mut after = row.confirmed;
                 let mut deliveries = Vec::new();
                 for (id, event, _) in lane.pending().take(longest.min(left)).take_while(|(_, row, _)| row.due <= now) {
-                    let attempt = event.starts + if deliveries.is_empty() { row.starts } else { 1 };
+                    let attempt = event.starts.saturating_add(if deliveries.is_empty() { row.starts } else { 1 });
                     deliveries.push(Delivery { event: id.clone(), sequence: event.sequence, after, attempt });
                     after = event.sequence;
                 }
@@ -168,7 +192,7 @@ impl Claim<'_> {
                 row.due = Some(until);
                 let events = deliveries.len();
                 let lease = LeaseRef { lane: lane.key.clone(), token: row.token };
-                claimed.runs.push(Run { lease, until, deliveries });
+                claimed.runs.push(Run { lease, until, alone: self.is_alone(lane), deliveries });
                 events
             }
             None => {
@@ -182,7 +206,7 @@ impl Claim<'_> {
 
     fn bury(&self, now: Millis, head: (&EventId, &OutboxRow, Revision), lane: LaneView<'_>, batch: &mut Batch) {
         let (id, row, revision) = head;
-        let starts = row.starts + lane.row.starts;
+        let starts = row.starts.saturating_add(lane.row.starts);
         let reason = Reason::new(format_args!(
             "started {starts} times, the last {} without an answer: it may bring the relay down",
             lane.row.starts

@@ -60,7 +60,7 @@ impl LaneRow {
     /// Puts an event to the end of the lane and gives its sequence.
     pub(crate) fn append(&mut self, now: Millis, due: Millis) -> u64 {
         let sequence = self.next;
-        self.next += 1;
+        self.next = self.next.saturating_add(1);
         self.changed_at = now;
         // With something before it, the lane is due when that is; a blocked lane stays so.
         if self.due.is_none() && self.blocked_by.is_none() {

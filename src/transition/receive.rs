@@ -96,6 +96,30 @@ struct Place {
     after: u64,
 }
 
+impl Place {
+    fn key(&self, consumer: &Consumer) -> Key {
+        Key::Position(consumer.clone(), self.ordering_key.clone())
+    }
+
+    /// Whether the consumer has come as far as this place.
+    fn is_next(&self, rows: &Rows) -> bool {
+        self.after <= rows.position().map_or(0, |(row, _)| row.sequence)
+    }
+
+    /// Moves the position to this place.
+    fn reach(&self, consumer: &Consumer, now: Millis, rows: &Rows, batch: &mut Batch) {
+        let there = rows.position();
+        let position = there.map_or(0, |(row, _)| row.sequence);
+        // Nothing before it: the sender has begun to count anew, after a lane had been idle for its retention.
+        let sequence = if self.after == 0 { self.sequence } else { position.max(self.sequence) };
+        let record = Record::Position(consumer.clone(), self.ordering_key.clone(), PositionRow { sequence, at: now });
+        match there {
+            None => batch.insert(record),
+            Some((_, revision)) => batch.update(revision, record),
+        }
+    }
+}
+
 impl Receive {
     /// `consumer` receives `event`. Whatever it does about it goes into the same transaction.
     #[must_use]
@@ -132,19 +156,13 @@ pub enum Received {
     WaitsFor(u64),
 }
 
-impl Receive {
-    fn position_key(&self, place: &Place) -> Key {
-        Key::Position(self.arrival.consumer.clone(), place.ordering_key.clone())
-    }
-}
-
 impl Transition for Receive {
     type Outcome = Received;
     type Refusal = ContentDiffers;
 
     fn query(&self, _now: Millis) -> Query {
         let place = self.place.as_ref();
-        Query::rows([self.arrival.key()].into_iter().chain(place.map(|place| self.position_key(place))))
+        Query::rows([self.arrival.key()].into_iter().chain(place.map(|place| place.key(&self.arrival.consumer))))
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Received>, ContentDiffers> {
@@ -159,19 +177,10 @@ impl Transition for Receive {
         };
         let mut batch = Batch::new();
         if let Some(place) = &self.place {
-            let there = rows.position();
-            let position = there.map_or(0, |(row, _)| row.sequence);
-            if place.after > position {
+            if !place.is_next(rows) {
                 return Ok(Decision::nothing(Received::WaitsFor(place.after)));
             }
-            // Nothing before it: the sender has begun to count anew, after a lane had been idle for its retention.
-            let sequence = if place.after == 0 { place.sequence } else { position.max(place.sequence) };
-            let row = PositionRow { sequence, at: now };
-            let record = Record::Position(self.arrival.consumer.clone(), place.ordering_key.clone(), row);
-            match there {
-                None => batch.insert(record),
-                Some((_, revision)) => batch.update(revision, record),
-            }
+            place.reach(&self.arrival.consumer, now, rows, &mut batch);
         }
         let row = InboxRow {
             content: self.arrival.content,
@@ -242,18 +251,28 @@ impl Transition for RecordEffect {
 /// | applied   |                         | nothing         | [`FailureCounted::AppliedAlready`] |
 /// | poisoned  |                         | nothing         | [`FailureCounted::Poisoned`] |
 /// | any, with other content |           | nothing         | refused, [`ContentDiffers`] |
+///
+/// With [`CountFailure::in_order`], the position moves with an event that is poisoned: those behind it do not wait for what will not come.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CountFailure {
     arrival: Arrival,
     reason: Reason,
     limit: u32,
+    place: Option<Place>,
 }
 
 impl CountFailure {
     /// `consumer` failed on `event`; at the `limit`-th failure the event is set aside.
     #[must_use]
     pub fn new(consumer: Consumer, event: &Event, reason: Reason, limit: u32) -> Self {
-        Self { arrival: Arrival::new(consumer, event), reason, limit }
+        Self { arrival: Arrival::new(consumer, event), reason, limit, place: None }
+    }
+
+    /// In the order of the ordering key, as [`Receive::in_order`].
+    #[must_use]
+    pub fn in_order(mut self, ordering_key: OrderingKey, sequence: u64, after: u64) -> Self {
+        self.place = Some(Place { ordering_key, sequence, after });
+        self
     }
 }
 
@@ -274,7 +293,8 @@ impl Transition for CountFailure {
     type Refusal = ContentDiffers;
 
     fn query(&self, _now: Millis) -> Query {
-        Query::rows([self.arrival.key()])
+        let place = self.place.as_ref();
+        Query::rows([self.arrival.key()].into_iter().chain(place.map(|place| place.key(&self.arrival.consumer))))
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<FailureCounted>, ContentDiffers> {
@@ -284,7 +304,7 @@ impl Transition for CountFailure {
             Some((row, _)) => match row.state {
                 InboxState::Applied => return Ok(Decision::nothing(FailureCounted::AppliedAlready)),
                 InboxState::Poisoned => return Ok(Decision::nothing(FailureCounted::Poisoned)),
-                InboxState::Failing => row.failures + 1,
+                InboxState::Failing => row.failures.saturating_add(1),
             },
         };
         let (state, outcome) = if failures < self.limit {
@@ -293,6 +313,9 @@ impl Transition for CountFailure {
             (InboxState::Poisoned, FailureCounted::Poisoned)
         };
         let mut batch = Batch::new();
+        if let Some(place) = self.place.as_ref().filter(|place| state == InboxState::Poisoned && place.is_next(rows)) {
+            place.reach(&self.arrival.consumer, now, rows, &mut batch);
+        }
         let row = InboxRow {
             content: self.arrival.content,
             at: now,

@@ -153,7 +153,8 @@ impl Settle<'_> {
         for _ in &result.confirmed {
             let Some((id, event, revision)) = pending.next() else { break };
             row.confirmed = event.sequence;
-            let event = OutboxRow { starts: event.starts + starts, state: DeliveryState::Confirmed(now), ..event.clone() };
+            let event =
+                OutboxRow { starts: event.starts.saturating_add(starts), state: DeliveryState::Confirmed(now), ..event.clone() };
             batch.update(revision, Record::Outbox(id.clone(), event));
             settled.confirmed += 1;
             (starts, row.starts) = (1, 0);
@@ -168,16 +169,16 @@ impl Settle<'_> {
             }
             Some(((id, event, revision), ending)) => {
                 let mut event = event.clone();
-                let failures = event.failures + 1;
+                let failures = event.failures.saturating_add(1);
                 let head_due = match ending {
                     Ending::Unavailable(reason) => {
-                        event.starts += starts - 1;
+                        event.starts = event.starts.saturating_add(starts.saturating_sub(1));
                         event.reason = Some(reason.clone());
                         settled.released += 1;
                         Some(event.due)
                     }
                     Ending::Failed(reason) if failures < self.policy.max_failures => {
-                        event.starts += starts;
+                        event.starts = event.starts.saturating_add(starts);
                         event.failures = failures;
                         event.due = now + self.policy.backoff(id, failures);
                         event.reason = Some(reason.clone());
@@ -185,7 +186,7 @@ impl Settle<'_> {
                         Some(event.due)
                     }
                     Ending::Failed(reason) | Ending::Rejected(reason) => {
-                        event.starts += starts;
+                        event.starts = event.starts.saturating_add(starts);
                         event.failures = failures;
                         event.state = DeliveryState::Dead(now);
                         event.reason = Some(reason.clone());

@@ -5,7 +5,13 @@
 // A helper that cannot go on has found a failure, as a test has.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod asynchronous;
 mod codec;
+mod driver;
 mod fingerprint;
 mod limits;
+mod policy;
+mod relay;
+mod render;
 mod support;
+mod transitions;

@@ -205,7 +205,7 @@ pub(crate) fn inbox_rows() -> BoxedStrategy<InboxRow> {
         .boxed()
 }
 
-fn call_rows() -> BoxedStrategy<CallRow> {
+pub(crate) fn call_rows() -> BoxedStrategy<CallRow> {
     let state = prop::sample::select(vec![CallState::Intended, CallState::Started, CallState::Done, CallState::Unknown]);
     (state, times(), counts(), reasons()).prop_map(|(state, at, starts, note)| CallRow { state, at, starts, note }).boxed()
 }

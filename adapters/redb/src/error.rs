@@ -81,9 +81,9 @@ pub enum RedbError {
     #[error(transparent)]
     Row(#[from] Damaged),
     /// The index and the rows do not agree.
-    #[error("the index names {entry}, but {what}: the store is damaged; restore it from a copy")]
+    #[error("the index and {entry} do not agree, {what}: the store is damaged; restore it from a copy")]
     Index {
-        /// The entry.
+        /// The row.
         entry: String,
         /// What is wrong with it.
         what: &'static str,

@@ -175,7 +175,7 @@ impl Store for RedbStore {
     type Tx<'a> = RedbTransaction;
 
     fn begin(&self) -> Result<RedbTransaction, RedbError> {
-        Ok(RedbTransaction { tx: self.database.begin_write()? })
+        Ok(RedbTransaction { tx: self.database.begin_write()?, broken: false })
     }
 }
 
@@ -245,6 +245,7 @@ impl Load for RedbView {
 /// A transaction of the store.
 pub struct RedbTransaction {
     tx: WriteTransaction,
+    broken: bool,
 }
 
 impl RedbTransaction {
@@ -266,20 +267,21 @@ impl Load for RedbTransaction {
 
 impl Tables for RedbTransaction {
     fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
-        tables::apply(&self.tx, batch)
+        apply(&self.tx, batch, &mut self.broken)
     }
 }
 
 impl Transaction for RedbTransaction {
     /// Commits. After [`RedbError::Broken`] nothing was committed, after any other error the store must be opened again to find out.
     fn commit(self) -> Result<(), RedbError> {
-        shielded(|| Ok(self.tx.commit()?))
+        if self.broken { Err(RedbError::Broken) } else { shielded(|| Ok(self.tx.commit()?)) }
     }
 }
 
-/// The tables of twobox in an open write transaction of the user's, who commits it.
+/// The tables of twobox in an open write transaction of the user's, who commits it, or rolls it back after an error.
 pub struct Lent<'t> {
     tx: &'t WriteTransaction,
+    broken: bool,
 }
 
 impl<'t> Lent<'t> {
@@ -290,7 +292,7 @@ impl<'t> Lent<'t> {
     /// [`RedbError::NameTaken`] if there are other tables of our names, [`RedbError::UnknownFormat`], or what redb says. Roll back then.
     pub fn new(tx: &'t WriteTransaction) -> Result<Self, RedbError> {
         shielded(|| tables::prepare(tx))?;
-        Ok(Self { tx })
+        Ok(Self { tx, broken: false })
     }
 }
 
@@ -304,8 +306,18 @@ impl Load for Lent<'_> {
 
 impl Tables for Lent<'_> {
     fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
-        tables::apply(self.tx, batch)
+        apply(self.tx, batch, &mut self.broken)
     }
+}
+
+/// Applies a batch, and nothing more once that has failed: a part of a batch may be written then.
+fn apply(tx: &WriteTransaction, batch: &Batch, broken: &mut bool) -> Result<Applied, RedbError> {
+    if *broken {
+        return Err(RedbError::Broken);
+    }
+    let applied = tables::apply(tx, batch);
+    *broken = applied.is_err();
+    applied
 }
 
 /// redb's own types have nothing to show.

@@ -10,7 +10,6 @@
 //! An index entry is checked against the row that it leads to. No table is open longer than one call, so the user may open any
 //! table of theirs, and ours to look at, in the same transaction.
 
-use std::mem;
 use std::ops::{Bound, Range};
 use std::sync::LazyLock;
 
@@ -351,10 +350,11 @@ impl<'s, S: Source> Queues<'s, S> {
     }
 }
 
-/// Writes a batch, if all of its guards hold.
+/// Writes a batch, if all of its guards hold. After an error nothing or a part of it may be written.
 pub(crate) fn apply(tx: &WriteTransaction, batch: &Batch) -> Result<Applied, RedbError> {
     shielded(|| {
         let mut tables: Vec<Opened<redb::Table<'_, Bytes, Bytes>>> = Vec::new();
+        let mut index = None;
         let mut keys = Vec::new();
         let mut checked = Vec::with_capacity(batch.changes().len());
         for change in batch.changes() {
@@ -363,22 +363,25 @@ pub(crate) fn apply(tx: &WriteTransaction, batch: &Batch) -> Result<Applied, Red
             if tables.last().is_none_or(|last| last.table != key.table()) {
                 tables.push(Opened::open(tx, key.table())?);
             }
-            let start = keys.len();
+            let (table, start) = (tables.len() - 1, keys.len());
             codec::encode_key(&key, &mut keys);
-            let found = tables[tables.len() - 1].get(&keys[start..])?;
+            let found = tables[table].get(&keys[start..])?;
             if !change.expect().holds(found.as_ref().map(|stored| stored.revision)) {
                 return Ok(Applied::Conflict(key));
             }
             let old = found.and_then(|stored| stored.record.index_entry());
-            checked.push(Checked { change, table: tables.len() - 1, key: start..keys.len(), old });
+            let new = match change {
+                Change::Put { record, .. } => record.index_entry(),
+                Change::Delete { .. } => None,
+            };
+            let moved = old != new;
+            if moved && index.is_none() {
+                index = Some(tx.open_table(INDEX)?);
+            }
+            checked.push(Checked { change, table, key: start..keys.len(), moved: moved.then_some((old, new)) });
         }
-        let written = write(tx, &mut tables, &keys, &checked);
-        if written.is_err() {
-            // The batch is half written. redb refuses to commit a transaction in which a table was leaked, so that it
-            // cannot be committed even if it is the user's.
-            mem::forget(tables);
-        }
-        written.map(|()| Applied::Written)
+        write(&mut tables, index.as_mut(), &keys, &checked)?;
+        Ok(Applied::Written)
     })
 }
 
@@ -389,48 +392,44 @@ struct Checked<'a> {
     table: usize,
     /// Where its key is in the buffer of keys.
     key: Range<usize>,
-    /// The index entry of the row that is there.
-    old: Option<IndexEntry>,
+    /// The index entries of the row before and after, if they differ.
+    moved: Option<(Option<IndexEntry>, Option<IndexEntry>)>,
 }
 
+/// Writes the index, then the rows.
 fn write(
-    tx: &WriteTransaction,
     tables: &mut [Opened<redb::Table<'_, Bytes, Bytes>>],
+    index: Option<&mut redb::Table<'_, Bytes, ()>>,
     keys: &[u8],
     changes: &[Checked<'_>],
 ) -> Result<(), RedbError> {
-    let (mut index, mut buffer) = (None, Vec::new());
-    for Checked { change, table, key, old } in changes {
+    let mut buffer = Vec::new();
+    if let Some(index) = index {
+        for (old, new) in changes.iter().filter_map(|checked| checked.moved.as_ref()) {
+            if let Some(old) = old {
+                buffer.clear();
+                codec::encode_index_entry(old, &mut buffer);
+                if index.remove(buffer.as_slice())?.is_none() {
+                    return Err(index_error(old, "its entry is missing"));
+                }
+            }
+            if let Some(new) = new {
+                buffer.clear();
+                codec::encode_index_entry(new, &mut buffer);
+                index.insert(buffer.as_slice(), ())?;
+            }
+        }
+    }
+    for Checked { change, table, key, .. } in changes {
         let (Opened { table, rows }, key) = (&mut tables[*table], &keys[key.clone()]);
-        let new = match change {
+        match change {
             Change::Put { expect, record } => {
                 encode_row(*table, key, record, expect.written(), &mut buffer);
                 rows.insert(key, buffer.as_slice())?;
-                record.index_entry()
             }
             Change::Delete { .. } => {
                 rows.remove(key)?;
-                None
             }
-        };
-        if *old == new {
-            continue;
-        }
-        let index = match &mut index {
-            Some(index) => index,
-            None => index.insert(tx.open_table(INDEX)?),
-        };
-        if let Some(old) = old {
-            buffer.clear();
-            codec::encode_index_entry(old, &mut buffer);
-            if index.remove(buffer.as_slice())?.is_none() {
-                return Err(index_error(old, "it does not"));
-            }
-        }
-        if let Some(new) = new {
-            buffer.clear();
-            codec::encode_index_entry(&new, &mut buffer);
-            index.insert(buffer.as_slice(), ())?;
         }
     }
     Ok(())

@@ -215,3 +215,134 @@ impl<B: StorageBackend> StorageBackend for Trial<B> {
         self.0.storage.query_lock_range(start, end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use redb::backends::InMemoryBackend;
+
+    use super::*;
+
+    fn in_memory(bytes: &[u8]) -> InMemoryBackend {
+        let storage = InMemoryBackend::new();
+        storage.set_len(bytes.len() as u64).unwrap();
+        StorageBackend::write(&storage, 0, bytes).unwrap();
+        storage
+    }
+
+    fn bytes(storage: &impl StorageBackend) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(storage.len().unwrap()).unwrap()];
+        storage.read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// What reached a storage, in order.
+    #[derive(Debug, Default)]
+    struct Log(Mutex<Vec<String>>);
+
+    impl Log {
+        fn add(&self, what: String) -> io::Result<()> {
+            self.0.lock().unwrap().push(what);
+            Ok(())
+        }
+    }
+
+    impl StorageBackend for Log {
+        fn len(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+            Err(ErrorKind::UnexpectedEof.into())
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.add(format!("length {len}"))
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            self.add("sync".to_string())
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.add(format!("write {data:?} at {offset}"))
+        }
+    }
+
+    /// A crash while a trial is accepted leaves what a crash of redb would have left.
+    #[test]
+    fn what_was_kept_back_is_done_in_order_with_its_syncs() {
+        let trial = Trial::new(Log::default()).unwrap();
+        trial.set_len(8).unwrap();
+        trial.write(4, &[1]).unwrap();
+        trial.sync_data().unwrap();
+        trial.write(4, &[2]).unwrap();
+        trial.sync_data().unwrap();
+        assert!(trial.0.storage.0.lock().unwrap().is_empty());
+        trial.accept().unwrap();
+        trial.write(5, &[3]).unwrap();
+        let done = trial.0.storage.0.lock().unwrap().join(", ");
+        assert_eq!(done, "length 8, write [1] at 4, sync, write [2] at 4, sync, write [3] at 5");
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Write(usize, usize, u8),
+        Grow(usize),
+        Shrink(usize),
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0..20_000_usize, 0..9_000_usize, 1..255_u8).prop_map(|(at, size, byte)| Step::Write(at, size, byte)),
+            1 => (0..9_000_usize).prop_map(Step::Grow),
+            1 => (0..9_000_usize).prop_map(Step::Shrink),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// What is kept back reads as if it were there, is nowhere before it is accepted, and everywhere after.
+        #[test]
+        fn a_trial_reads_as_the_storage_will_and_changes_nothing_before(
+            start in proptest::collection::vec(any::<u8>(), 0..12_000),
+            steps in proptest::collection::vec(any_step(), 0..12),
+            ranges in proptest::collection::vec((0..20_000_usize, 0..9_000_usize), 4),
+        ) {
+            let trial = Trial::new(in_memory(&start)).unwrap();
+            let mut model = start.clone();
+            for step in steps {
+                match step {
+                    Step::Write(at, size, byte) => {
+                        let (at, size) = (at.min(model.len()), size.min(model.len() - at.min(model.len())));
+                        trial.write(at as u64, &vec![byte; size]).unwrap();
+                        model[at..at + size].fill(byte);
+                    }
+                    Step::Grow(by) => {
+                        model.resize(model.len() + by, 0);
+                        trial.set_len(model.len() as u64).unwrap();
+                    }
+                    Step::Shrink(by) => {
+                        model.truncate(model.len().saturating_sub(by));
+                        trial.set_len(model.len() as u64).unwrap();
+                    }
+                }
+                prop_assert!(bytes(&trial) == model);
+                prop_assert!(bytes(&trial.0.storage) == start);
+                for (at, size) in &ranges {
+                    let mut out = vec![0; *size];
+                    match (trial.read(*at as u64, &mut out), model.get(*at..at + size)) {
+                        (Ok(()), Some(there)) => prop_assert!(out == there),
+                        (Err(_), None) => {}
+                        (found, there) => prop_assert!(false, "{found:?}, {}", there.is_some()),
+                    }
+                }
+            }
+            trial.accept().unwrap();
+            prop_assert!(bytes(&trial.0.storage) == model);
+            trial.set_len(7).unwrap();
+            prop_assert_eq!(trial.0.storage.len().unwrap(), 7);
+        }
+    }
+}

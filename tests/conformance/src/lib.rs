@@ -1,1 +1,80 @@
-//! The conformance kit.
+//! The kit with which the author of a twobox adapter proves that it is right.
+//!
+//! What a store must do is said on the traits in [`twobox::store`]. This kit checks it:
+//!
+//! - **contract tests**: guards, revisions, commit and rollback, the answer to every query compared with a naive model, any bytes in
+//!   bodies, texts that look alike, numbers at their limits;
+//! - **scenarios**: what happens in an order shop, as [data](scenario), with the outcome of each step;
+//! - **the fault matrix**: each scenario with each kind of [`Fault`] at each point where it can strike, then with all pairs of two. After
+//!   each step the promises are looked up in the tables, and the end must be that of a run without a fault (P8);
+//! - **the same tables**: after each fault, a store must hold exactly what the reference store holds.
+//!
+//! # Example
+//!
+//! Implement a [`Harness`], which says how to open a store and how to crash it, and call [`suite!`] in a test of the adapter. It makes
+//! a few dozen tests, each with a name of its own.
+//!
+//! ```
+//! use twobox_conformance::Harness;
+//! use twobox_memory::MemoryStore;
+//!
+//! struct Memory(MemoryStore);
+//!
+//! impl Harness for Memory {
+//!     type Store = MemoryStore;
+//!
+//!     fn open() -> Self {
+//!         Self(MemoryStore::new())
+//!     }
+//!
+//!     // A crash loses what was not committed, and nothing else. For a store in a file: drop the store and open the file again.
+//!     fn crash(self) -> Self {
+//!         Self(self.0.crash())
+//!     }
+//!
+//!     fn store(&self) -> &MemoryStore {
+//!         &self.0
+//!     }
+//! }
+//!
+//! twobox_conformance::suite!(Memory);
+//!
+//! // The checks are functions as well.
+//! use twobox_conformance::{matrix, scenario};
+//!
+//! twobox_conformance::contract::revisions_count_writes::<Memory>()?;
+//! let tally = matrix::singles::<Memory>(&scenario::buy_once)?;
+//! assert!(tally.singles > 100);
+//! # Ok::<(), twobox_conformance::Failure>(())
+//! ```
+//!
+//! # When a check fails
+//!
+//! A failure names the scenario, whether sender and receiver shared a store, which fault struck at which point, the step, and the
+//! promise or the outcome that does not hold. Points are numbered as they are reached: at the beginning of a command, and before each
+//! load, apply, commit and publish. They are the same for every store.
+//!
+//! # What it cannot see
+//!
+//! A crash is what [`Harness::crash`] makes of it. If it closes a file and opens it again, nothing is said about a loss of power,
+//! which needs a storage that forgets what was not flushed. Transactions run one after another here, so a test of races between
+//! threads or processes is left to the adapter.
+
+pub mod contract;
+mod failure;
+mod fault;
+mod faulty;
+mod harness;
+pub mod matrix;
+mod run;
+pub mod scenario;
+pub mod snapshot;
+mod suite;
+mod world;
+
+pub use failure::Failure;
+pub use fault::{ApplyFault, BeginFault, CommitFault, Fault, LoadFault, Point, PublishFault, Site};
+pub use harness::{ErrorOf, Harness, TxOf};
+pub use scenario::Scenario;
+pub use suite::failures;
+pub use world::Layout;

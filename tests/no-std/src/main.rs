@@ -1,5 +1,6 @@
 //! A whole cycle of twobox with no std, no operating system's heap and no C library, as on a device: a request is registered, its
-//! order committed with an event, the event claimed, received in another store, settled, and received a second time (P1, P2, P5).
+//! order committed with an event, and a relay brings the event to an inbox in another store. The first confirmation is lost, so
+//! the event comes a second time, and is not handled again (P1, P2, P5).
 //!
 //! It prints the largest amount of heap that was in use, and ends with an error if a figure is wrong or the heap is too small.
 //!
@@ -15,13 +16,12 @@ extern crate alloc;
 mod bare;
 
 use alloc::string::{String, ToString};
-use core::fmt::{Display, Write};
-use core::time::Duration;
+use core::fmt::{Debug, Display, Formatter, Write};
 
+use twobox::relay::{Fault, InProcess, Published, Relay, RelaySettings};
 use twobox::{
-    Body, Claim, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Event, Fingerprint, Invalid, Key, Load,
-    Millis, OrderId, Owner, Query, Reader, Receive, Received, Record, Register, Registered, Request, RunResult, Settle, Store,
-    Table,
+    Body, CommitOrder, Consumer, DeliveryState, Draft, Dump, Fingerprint, Handled, Inbox, Invalid, Millis, OrderId, Owner,
+    Reader, Reason, Record, Register, Registered, Request, Store, Table,
 };
 use twobox_memory::MemoryStore;
 
@@ -50,17 +50,17 @@ impl<E: core::error::Error> From<E> for Wrong {
 }
 
 impl Display for Wrong {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+    fn fmt(&self, f: &mut Formatter<'_>) -> core::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-fn check<T: PartialEq + core::fmt::Debug>(what: &str, found: T, right: T) -> Result<(), Wrong> {
+fn check<T: PartialEq + Debug>(what: &str, found: T, right: T) -> Result<(), Wrong> {
     if found == right { Ok(()) } else { Err(Wrong(alloc::format!("{what}: {found:?}, it must be {right:?}"))) }
 }
 
 fn cycle() -> Result<(), Wrong> {
-    let (now, later) = (Millis::new(1_000), Millis::new(2_000));
+    let now = Millis::new(1_000);
     let (sender, receiver) = (MemoryStore::new(), MemoryStore::new());
 
     let request = Request::new("till-3", "req-001", Fingerprint::of([("item", "notebook"), ("quantity", "2")]))?;
@@ -69,18 +69,24 @@ fn cycle() -> Result<(), Wrong> {
     check("commit", sender.run(&order, now)?.repeated, false)?;
     check("commit again", sender.run(&order, now)?.repeated, true)?;
 
-    let policy = DeliveryPolicy::default();
-    let claimed = sender.run(Claim::new(&policy, Owner::new("till-3")?, Duration::from_secs(30), 1)?, now)?;
-    for run in claimed.runs {
-        let mut result = RunResult::released(run.lease);
-        for delivery in run.deliveries {
-            let event = event(&sender, Key::Event(delivery.event))?;
-            check("receive", receive(&receiver, &event, now)?, Received::Applied)?;
-            check("receive again", receive(&receiver, &event, later)?, Received::Duplicate)?;
-            result.confirmed.push(event.id);
-        }
-        check("settle", sender.run(Settle::new(&policy, [result]), later)?.confirmed, 1)?;
-    }
+    let (mut handled, mut arrived) = (0, 0);
+    let settings = RelaySettings::new(Owner::new("till-3")?);
+    let later = now + settings.policy.backoff_base;
+    let inbox = Inbox::new(&receiver, Consumer::new("parcels")?);
+    let parcels = InProcess::new(inbox, |_, _| {
+        handled += 1;
+        Body::text("2 notebooks packed").map(Handled::Effect)
+    });
+    let parcels = parcels.with_faults(|_| {
+        arrived += 1;
+        (arrived == 1).then(|| Fault::After(Published::Failed(Reason::new("the confirmation was lost"))))
+    });
+    let mut relay = Relay::new(&sender, parcels, settings, now)?;
+    check("confirmed at first", relay.run_until_idle(now)?.confirmed, 0)?;
+    check("confirmed later", relay.run_until_idle(later)?.confirmed, 1)?;
+    drop(relay);
+    check("arrived", arrived, 2)?;
+    check("handled", handled, 1)?;
 
     let (sent, received) = (Dump::of(&mut sender.view()?)?, Dump::of(&mut receiver.view()?)?);
     check("orders", sent.count(Table::Orders), 1)?;
@@ -93,17 +99,4 @@ fn cycle() -> Result<(), Wrong> {
 fn order(request: &Request) -> Result<CommitOrder<'_>, Invalid> {
     let body = Body::json(r#"{"item":"notebook","quantity":2}"#)?;
     CommitOrder::new(request, OrderId::new("order:req-001")?, body.clone(), [Draft::new("order.created", body)?])
-}
-
-fn event(store: &MemoryStore, key: Key) -> Result<Event, Wrong> {
-    let rows = store.view()?.load(&Query::rows([key]))?.into_vec();
-    match rows.into_iter().next().map(|stored| stored.record) {
-        Some(Record::Event(event)) => Ok(event),
-        found => Err(Wrong(alloc::format!("an event was expected, found {found:?}"))),
-    }
-}
-
-fn receive(store: &MemoryStore, event: &Event, now: Millis) -> Result<Received, Wrong> {
-    let effect = Body::text("2 notebooks packed")?;
-    Ok(store.run(Receive::new(Consumer::new("parcels")?, event).effect(effect), now)?)
 }

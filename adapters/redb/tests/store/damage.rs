@@ -1,0 +1,257 @@
+//! Damage ends in an error, never in a wrong row and never in a panic.
+
+use redb::{ReadableTable, TableDefinition};
+use twobox::codec::{encode_index_entry, encode_key, encode_value};
+use twobox::{
+    Applied, Batch, Change, DeliveryState, Expect, FORMAT_VERSION, IndexEntry, Key, Load, Query, Record, Revision, Store, Tables,
+    Transaction,
+};
+use twobox_redb::{Lent, RedbError, RedbOptions, RedbStore};
+
+use crate::common::{Disk, at, event, every_state, fill, lane, lane_row, outbox_row, sample, text};
+
+type Rows = TableDefinition<'static, &'static [u8], &'static [u8]>;
+const META: Rows = TableDefinition::new("twobox_meta");
+const EVENTS: Rows = TableDefinition::new("twobox_events");
+const OUTBOX: Rows = TableDefinition::new("twobox_outbox");
+const LANES: Rows = TableDefinition::new("twobox_lanes");
+const INDEX: TableDefinition<'_, &[u8], ()> = TableDefinition::new("twobox_index");
+
+/// The format as it is described: CRC-32 of table, NUL, length of the key, key and value, after the value.
+fn sealed(table: &str, key: &[u8], value: &[u8]) -> Vec<u8> {
+    let length = (key.len() as u64).to_be_bytes();
+    let sum = crc32fast::hash(&[table.as_bytes(), &[0], &length, key, value].concat());
+    [value, &sum.to_be_bytes()].concat()
+}
+
+fn put(store: &RedbStore, table: Rows, key: &[u8], value: &[u8]) {
+    let tx = store.database().begin_write().unwrap();
+    tx.open_table(table).unwrap().insert(key, value).unwrap();
+    tx.commit().unwrap();
+}
+
+fn get(store: &RedbStore, table: Rows, key: &[u8]) -> Vec<u8> {
+    let tx = store.database().begin_write().unwrap();
+    let table = tx.open_table(table).unwrap();
+    table.get(key).unwrap().unwrap().value().to_vec()
+}
+
+fn filled() -> RedbStore {
+    let store = RedbStore::create_on(Disk::default()).unwrap();
+    fill(&store, every_state());
+    store
+}
+
+#[test]
+fn rows_are_kept_as_described() {
+    let store = filled();
+    for record in every_state() {
+        let (key, mut bytes, mut value) = (record.key(), Vec::new(), Vec::new());
+        encode_key(&key, &mut bytes);
+        encode_value(&record, Revision::FIRST, &mut value);
+        let name = format!("twobox_{}", key.table());
+        let there = get(&store, TableDefinition::new(name.leak()), &bytes);
+        assert_eq!(there, sealed(key.table().name(), &bytes, &value), "{key}");
+    }
+    assert_eq!(get(&store, META, b"format"), sealed("twobox_meta", b"format", &FORMAT_VERSION.to_be_bytes()));
+}
+
+/// Every byte of every value, changed; values cut and lengthened; values in the place of others.
+#[test]
+fn a_changed_value_is_never_a_row() {
+    let store = filled();
+    for record in every_state() {
+        let (key, mut bytes) = (record.key(), Vec::new());
+        encode_key(&key, &mut bytes);
+        let table: Rows = TableDefinition::new(format!("twobox_{}", key.table()).leak());
+        let whole = get(&store, table, &bytes);
+        let flipped = (0..whole.len()).flat_map(|at| {
+            [1, 0x80].map(|bit| {
+                let mut value = whole.clone();
+                value[at] ^= bit;
+                value
+            })
+        });
+        let cut = (0..whole.len()).map(|length| whole[..length].to_vec());
+        let longer = [[&whole[..], &[0]].concat(), [&whole[..], &whole[..]].concat()];
+        let elsewhere = sealed(key.table().name(), b"another key", &whole[..whole.len() - 4]);
+        let other_table = sealed("another table", &bytes, &whole[..whole.len() - 4]);
+        let tx = store.database().begin_write().unwrap();
+        for value in flipped.chain(cut).chain(longer).chain([elsewhere, other_table]) {
+            tx.open_table(table).unwrap().insert(bytes.as_slice(), value.as_slice()).unwrap();
+            let mut lent = Lent::new(&tx).unwrap();
+            let error = lent.load(&Query::rows([key.clone()])).unwrap_err();
+            assert!(matches!(&error, RedbError::Checksum { table, .. } if table == key.table().name()), "{error}");
+            // A change of the row is refused as well: its guard cannot be checked.
+            let change = Change::Delete { expect: Revision::FIRST, key: key.clone() };
+            let error = lent.apply(&Batch::of(vec![change]).unwrap()).unwrap_err();
+            assert!(matches!(error, RedbError::Checksum { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_value_that_is_whole_but_no_row_is_damage() {
+    let store = filled();
+    for value in [&b""[..], b"\x01", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"] {
+        put(&store, EVENTS, b"e1", &sealed("events", b"e1", value));
+        let error = text(&store).unwrap_err();
+        assert!(matches!(error, RedbError::Row(_)), "{error}");
+    }
+}
+
+/// The index and the rows have to agree, whichever of them is wrong.
+#[test]
+fn an_index_entry_without_its_row_is_damage() {
+    let due = Query::Due { now: at(99_999), lanes: 9, run: 9, events: 99 };
+    let lanes = Query::Lanes(vec![(lane("customer-7"), 9)]);
+    let pending = Query::Pending { after: None, limit: 9 };
+    let dead = Query::Dead { after: None, limit: 9 };
+    let remove = |table: Rows, key: &'static [u8]| {
+        move |tx: &redb::WriteTransaction| {
+            tx.open_table(table).unwrap().remove(key).unwrap().unwrap();
+        }
+    };
+    let enter = |entry: IndexEntry| {
+        move |tx: &redb::WriteTransaction| {
+            let mut bytes = Vec::new();
+            encode_index_entry(&entry, &mut bytes);
+            tx.open_table(INDEX).unwrap().insert(bytes.as_slice(), ()).unwrap();
+        }
+    };
+    let garbage =
+        |bytes: &'static [u8]| move |tx: &redb::WriteTransaction| drop(tx.open_table(INDEX).unwrap().insert(bytes, ()).unwrap());
+    type Harm = Box<dyn Fn(&redb::WriteTransaction)>;
+    let cases: Vec<(&Query, Harm)> = vec![
+        (&due, Box::new(remove(LANES, b"customer-7"))),
+        (&due, Box::new(remove(OUTBOX, b"e5"))),
+        (&lanes, Box::new(remove(OUTBOX, b"e4"))),
+        (&pending, Box::new(remove(OUTBOX, b"e5"))),
+        (&dead, Box::new(remove(OUTBOX, b"f1"))),
+        (&due, Box::new(enter(IndexEntry::Due(at(5), lane("customer-7"))))),
+        (&due, Box::new(enter(IndexEntry::Due(at(5), lane("nobody"))))),
+        (&lanes, Box::new(enter(IndexEntry::Pending(lane("customer-7"), 1, event("e1"))))),
+        (&lanes, Box::new(enter(IndexEntry::Pending(lane("customer-7"), 7, event("e4"))))),
+        (&dead, Box::new(enter(IndexEntry::Dead(event("e4"))))),
+        (&due, Box::new(garbage(b"\x01\x00"))),
+        (&lanes, Box::new(garbage(b"\x02customer-7\x00\x00"))),
+        (&dead, Box::new(garbage(b"\x03"))),
+    ];
+    for (n, (query, harm)) in cases.into_iter().enumerate() {
+        let store = filled();
+        let mut tx = store.begin().unwrap();
+        assert!(tx.load(query).is_ok());
+        harm(tx.redb());
+        let error = tx.load(query).unwrap_err();
+        assert!(matches!(error, RedbError::Index { .. } | RedbError::Row(_)), "case {n}: {error}");
+    }
+}
+
+/// All of a batch or nothing (P2): what failed part-way cannot be committed.
+#[test]
+fn a_batch_that_finds_a_broken_index_cannot_be_committed() {
+    let store = RedbStore::create_on(Disk::default()).unwrap();
+    let half = half_a_batch(&store);
+    let before = text(&store).unwrap();
+    let mut tx = store.begin().unwrap();
+    let mut bytes = Vec::new();
+    encode_index_entry(&IndexEntry::Pending(lane("a"), 1, event("e1")), &mut bytes);
+    tx.redb().open_table(INDEX).unwrap().remove(bytes.as_slice()).unwrap().unwrap();
+    assert!(matches!(tx.apply(&half), Err(RedbError::Index { .. })));
+    assert!(matches!(tx.apply(&half), Err(RedbError::Broken)));
+    assert!(matches!(tx.commit(), Err(RedbError::Broken)));
+    assert_eq!(text(&store).unwrap(), before);
+    // The store goes on, and without the damage the batch is fine.
+    let mut tx = store.begin().unwrap();
+    assert_eq!(tx.apply(&half).unwrap(), Applied::Written);
+    tx.commit().unwrap();
+    assert_ne!(text(&store).unwrap(), before);
+}
+
+/// Fills the store, and gives a batch that changes several of its tables.
+fn half_a_batch(store: &RedbStore) -> Batch {
+    let name = lane("a");
+    fill(
+        store,
+        vec![
+            Record::Lane(name.clone(), lane_row(Some(at(1)))),
+            Record::Outbox(event("e1"), outbox_row(&name, 1, DeliveryState::Pending)),
+        ],
+    );
+    Batch::of(vec![
+        Change::Put { expect: Expect::Absent, record: Record::Outbox(event("e0"), outbox_row(&name, 2, DeliveryState::Pending)) },
+        Change::Delete { expect: Revision::FIRST, key: Key::Outbox(event("e1")) },
+        Change::Put { expect: Expect::Revision(Revision::FIRST), record: Record::Lane(name, lane_row(Some(at(2)))) },
+    ])
+    .unwrap()
+}
+
+/// A disk that fails at any read or write, in a transaction of the user's who commits after an error: redb refuses, and
+/// after opening again there is all of the batch or nothing (P2).
+#[test]
+fn a_disk_that_fails_leaves_all_of_a_batch_or_nothing() {
+    let disk = Disk::default();
+    let store = RedbStore::create_on(disk.clone()).unwrap();
+    let half = half_a_batch(&store);
+    let before = text(&store).unwrap();
+    store.close().unwrap();
+    let whole = disk.bytes();
+    let (mut in_apply, mut in_commit) = (0, 0);
+    for fails_at in 0..1_000 {
+        let disk = Disk::with(whole.clone());
+        // Nothing is cached, so that every read is one of the disk.
+        let store = RedbOptions::new().cache_bytes(0).open_on(disk.clone()).unwrap();
+        let tx = store.database().begin_write().unwrap();
+        let mut lent = Lent::new(&tx).unwrap();
+        disk.fail_after(fails_at);
+        let applied = lent.apply(&half);
+        let committed = tx.commit();
+        let done = committed.is_ok();
+        assert!(!done || applied.is_ok());
+        in_apply += usize::from(applied.is_err());
+        in_commit += usize::from(applied.is_ok() && !done);
+        drop(store);
+        disk.fail_after(usize::MAX);
+        let found = text(&RedbStore::open_on(disk).unwrap()).unwrap();
+        assert!(if done { found != before } else { applied.is_ok() || found == before }, "fails at {fails_at}");
+        if done {
+            assert!(in_apply > 2 && in_commit > 2, "{in_apply} {in_commit}");
+            return;
+        }
+    }
+    panic!("it never succeeds");
+}
+
+/// A bit flipped anywhere in the file: an error that leaves the bytes alone, or the right rows.
+#[test]
+fn a_file_with_a_flipped_byte_is_refused_or_right() {
+    let (whole, expected) = sample();
+    let (mut refused, mut right) = (0, 0);
+    // Each byte of the headers, and some in each page: its kind, its count, its first keys, the middle and the end.
+    let pages = (1..whole.len() / 4096).flat_map(|page| [0, 2, 4, 9, 40, 700, 2048, 3000, 4095].map(|at| page * 4096 + at));
+    for offset in (0..320).chain(pages) {
+        let masks: &[u8] = if offset < 320 { &[0x01, 0xff] } else { &[0x81] };
+        for mask in masks {
+            let mut bytes = whole.clone();
+            bytes[offset] ^= mask;
+            let disk = Disk::with(bytes.clone());
+            match RedbStore::open_on(disk.clone()).map(|store| text(&store)) {
+                Ok(found) => {
+                    assert_eq!(found.unwrap(), expected, "byte {offset}, {mask:#x}");
+                    right += 1;
+                }
+                Err(error) => {
+                    let named = matches!(
+                        error,
+                        RedbError::Damaged { .. } | RedbError::NotRedb { .. } | RedbError::NotTwobox | RedbError::Redb(_)
+                    );
+                    assert!(named, "byte {offset}, {mask:#x}: {error:?}");
+                    assert!(disk.bytes() == bytes, "byte {offset}, {mask:#x}: changed");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    println!("{} bytes: {refused} flips refused, {right} without effect", whole.len());
+    assert!(refused > 100 && right > 0);
+}

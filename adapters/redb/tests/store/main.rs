@@ -1,0 +1,16 @@
+//! What must hold for twobox on redb beside what must hold for every store.
+
+#[cfg(test)]
+mod answers;
+#[cfg(test)]
+mod common;
+#[cfg(test)]
+mod damage;
+#[cfg(test)]
+mod files;
+#[cfg(test)]
+mod processes;
+#[cfg(test)]
+mod sample;
+#[cfg(test)]
+mod yours;

@@ -1,0 +1,160 @@
+//! Rows to fill a store with.
+
+use twobox::{
+    Body, CallRow, CallState, Consumer, DeliveryState, Digest, Event, EventId, EventType, Fingerprint, Headers, InboxRow,
+    InboxState, LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record,
+    RequestKey, RequestRow,
+};
+
+use crate::failure::Failure;
+
+type Made<T> = Result<T, Failure>;
+
+fn invalid(invalid: twobox::Invalid) -> Failure {
+    Failure::new(invalid)
+}
+
+pub(super) fn body(bytes: impl AsRef<[u8]>) -> Made<Body> {
+    Body::new("application/octet-stream", bytes).map_err(invalid)
+}
+
+pub(super) fn request(scope: &str, id: &str) -> Made<Record> {
+    let row = RequestRow { fingerprint: Fingerprint::of([("item", id)]), registered_at: Millis::new(7), placed: None };
+    Ok(Record::Request(RequestKey::new(scope, id).map_err(invalid)?, row))
+}
+
+pub(super) fn order(id: &str, body: Body) -> Made<Record> {
+    let request = RequestKey::new("shop", "req-001").map_err(invalid)?;
+    Ok(Record::Order(OrderId::new(id).map_err(invalid)?, OrderRow { request, committed_at: Millis::new(8), body }))
+}
+
+pub(super) fn event(id: &str, body: Body) -> Made<Record> {
+    Ok(Record::Event(Event {
+        id: EventId::new(id).map_err(invalid)?,
+        order: OrderId::new("order:req-001").map_err(invalid)?,
+        event_type: EventType::new("order.created").map_err(invalid)?,
+        schema_version: 1,
+        ordering_key: OrderingKey::new("customer-7").map_err(invalid)?,
+        time: Millis::new(9),
+        headers: Headers::new(),
+        body,
+    }))
+}
+
+pub(super) fn outbox(id: &str, lane: &str, sequence: u64, state: DeliveryState) -> Made<Record> {
+    let row = OutboxRow {
+        lane: OrderingKey::new(lane).map_err(invalid)?,
+        sequence,
+        event_type: EventType::new("order.created").map_err(invalid)?,
+        committed_at: Millis::new(9),
+        due: Millis::new(10),
+        starts: 2,
+        failures: 1,
+        state,
+        reason: None,
+    };
+    Ok(Record::Outbox(EventId::new(id).map_err(invalid)?, row))
+}
+
+pub(super) fn lane(key: &str, due: Option<Millis>) -> Made<Record> {
+    let row =
+        LaneRow { next: 9, confirmed: 3, due, starts: 1, token: 5, lease: None, blocked_by: None, changed_at: Millis::new(6) };
+    Ok(Record::Lane(OrderingKey::new(key).map_err(invalid)?, row))
+}
+
+pub(super) fn inbox(consumer: &str, id: &str, state: InboxState) -> Made<Record> {
+    let content = Digest::of_parts("content", [id.as_bytes()]);
+    let row = InboxRow { content, at: Millis::new(11), state, failures: 1, reason: None, effect: state == InboxState::Applied };
+    Ok(Record::Inbox(Consumer::new(consumer).map_err(invalid)?, EventId::new(id).map_err(invalid)?, row))
+}
+
+pub(super) fn effect(consumer: &str, id: &str, body: Body) -> Made<Record> {
+    Ok(Record::Effect(Consumer::new(consumer).map_err(invalid)?, EventId::new(id).map_err(invalid)?, body))
+}
+
+pub(super) fn position(consumer: &str, key: &str) -> Made<Record> {
+    let row = PositionRow { sequence: 4, at: Millis::new(12) };
+    Ok(Record::Position(Consumer::new(consumer).map_err(invalid)?, OrderingKey::new(key).map_err(invalid)?, row))
+}
+
+pub(super) fn call(consumer: &str, id: &str, state: CallState) -> Made<Record> {
+    let row = CallRow { state, at: Millis::new(13), starts: 1, note: None };
+    Ok(Record::Call(Consumer::new(consumer).map_err(invalid)?, EventId::new(id).map_err(invalid)?, row))
+}
+
+/// One row for each table, in the order of the tables.
+pub(super) fn one_of_each(name: &str) -> Made<Vec<Record>> {
+    Ok(vec![
+        request("shop", name)?,
+        order(name, body("an order")?)?,
+        event(name, body("an event")?)?,
+        outbox(name, name, 1, DeliveryState::Pending)?,
+        lane(name, Some(Millis::new(10)))?,
+        inbox("loyalty", name, InboxState::Applied)?,
+        effect("loyalty", name, body("an effect")?)?,
+        position("loyalty", name)?,
+        call("loyalty", name, CallState::Started)?,
+    ])
+}
+
+/// Every shape that a row can have: each state, and with and without each optional part.
+pub(super) fn every_shape() -> Made<Vec<Record>> {
+    let now = Millis::new(12);
+    let id = |text: &str| EventId::new(text).map_err(invalid);
+    let mut records = Vec::new();
+    for (name, events) in [("none", None), ("one", Some(1)), ("many", Some(256))] {
+        let Record::Request(key, row) = request("shop", name)? else { continue };
+        let placed = events.map(|count| {
+            let events = (1..=count).map(|n| id(&format!("{name}/{n}"))).collect::<Made<Vec<_>>>()?;
+            Ok::<_, Failure>(Placed { order: OrderId::new(name).map_err(invalid)?, events, at: now })
+        });
+        records.push(Record::Request(key, RequestRow { placed: placed.transpose()?, ..row }));
+    }
+    let states = [
+        DeliveryState::Pending,
+        DeliveryState::Confirmed(now),
+        DeliveryState::Dead(now),
+        DeliveryState::Discarded(now),
+        DeliveryState::Cancelled(now),
+    ];
+    for (n, state) in (1..).zip(states) {
+        for (with, reason) in [("without", None), ("with", Some(Reason::new("the broker failed")))] {
+            let sequence = if reason.is_some() { n } else { n + 100 };
+            let Record::Outbox(id, row) = outbox(&format!("{} {with}", state.name()), "lane", sequence, state)? else { continue };
+            records.push(Record::Outbox(id, OutboxRow { reason, ..row }));
+        }
+    }
+    let lease = Lease { owner: Owner::new("relay-1").map_err(invalid)?, until: now, through: 4 };
+    for (n, due) in [None, Some(Millis::new(0)), Some(now)].into_iter().enumerate() {
+        for (m, lease) in [None, Some(lease.clone())].into_iter().enumerate() {
+            for (k, blocked_by) in [None, Some(id("dead")?)].into_iter().enumerate() {
+                let Record::Lane(key, row) = lane(&format!("{n}{m}{k}"), due)? else { continue };
+                records.push(Record::Lane(key, LaneRow { lease: lease.clone(), blocked_by, ..row }));
+            }
+        }
+    }
+    for state in [InboxState::Applied, InboxState::Failing, InboxState::Poisoned] {
+        for reason in [None, Some(Reason::new("the consumer failed"))] {
+            let name = format!("{} {}", state.name(), reason.is_some());
+            let Record::Inbox(consumer, id, row) = inbox("loyalty", &name, state)? else { continue };
+            records.push(Record::Inbox(consumer, id, InboxRow { reason, ..row }));
+        }
+    }
+    for state in [CallState::Intended, CallState::Started, CallState::Done, CallState::Unknown] {
+        for note in [None, Some(Reason::new("the bank says yes"))] {
+            let name = format!("{} {}", state.name(), note.is_some());
+            let Record::Call(consumer, id, row) = call("loyalty", &name, state)? else { continue };
+            records.push(Record::Call(consumer, id, CallRow { note, ..row }));
+        }
+    }
+    let mut headers = Headers::new();
+    for n in 0..Headers::MAX {
+        headers = headers.with(format!("name-{n:02}"), "v".repeat(1024)).map_err(invalid)?;
+    }
+    for (name, headers) in [("none", Headers::new()), ("full", headers)] {
+        if let Record::Event(event) = event(name, body("an event")?)? {
+            records.push(Record::Event(Event { headers, schema_version: u32::MAX, ..event }));
+        }
+    }
+    Ok(records)
+}

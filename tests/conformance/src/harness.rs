@@ -1,0 +1,54 @@
+//! What the author of an adapter writes: how to open a store, and how to crash it.
+
+use twobox::{Reader, Store};
+
+/// The transaction of a harness' store.
+pub type TxOf<'a, H> = <<H as Harness>::Store as Store>::Tx<'a>;
+
+/// The error of a harness' store.
+pub type ErrorOf<H> = <<H as Harness>::Store as Reader>::Error;
+
+/// A store under test. It is implemented once for each adapter; see the [example](crate#example).
+///
+/// The kit opens thousands of stores, one after another and in several threads, so a store should be cheap to open: in memory or in a
+/// temporary folder. What cannot be opened may panic, since there is nothing to test then.
+pub trait Harness: Sized + 'static {
+    /// The store.
+    type Store: Store;
+
+    /// Whether [`Harness::put_own_row`] and [`Harness::own_row`] are implemented. They should be for every store in which a user has
+    /// tables of their own.
+    const OWN_ROWS: bool = false;
+
+    /// Whether a view can be opened while a transaction is open. Only a store with a single connection says no.
+    const VIEWS_MEANWHILE: bool = true;
+
+    /// Opens a new and empty store.
+    fn open() -> Self;
+
+    /// Ends the program without warning and opens the store again: everything is lost that is not committed, and nothing else.
+    /// To close a file and open it again is enough; to cut the power is better.
+    #[must_use]
+    fn crash(self) -> Self;
+
+    /// The store.
+    fn store(&self) -> &Self::Store;
+
+    /// Writes a row into a table of the user's own, within an open transaction.
+    ///
+    /// # Errors
+    ///
+    /// The store's own.
+    fn put_own_row(_tx: &mut TxOf<'_, Self>, _key: &str, _value: &str) -> Result<(), ErrorOf<Self>> {
+        Ok(())
+    }
+
+    /// Reads such a row.
+    ///
+    /// # Errors
+    ///
+    /// The store's own.
+    fn own_row(_tx: &mut TxOf<'_, Self>, _key: &str) -> Result<Option<String>, ErrorOf<Self>> {
+        Ok(None)
+    }
+}

@@ -1,0 +1,121 @@
+//! The macro that makes the tests of an adapter, and the same checks as a list.
+
+use crate::failure::Failure;
+use crate::harness::Harness;
+use crate::{matrix, scenario};
+
+/// Runs the contract tests and all scenarios without faults, and says which fail. This is for tests of the kit itself, which give it
+/// stores that are wrong.
+#[must_use]
+pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
+    let mut checks: Vec<(String, Result<(), Failure>)> = Vec::new();
+    macro_rules! contracts {
+        ({ $given:ident } $($name:ident)*) => {
+            $(checks.push((concat!("contract::", stringify!($name)).to_string(), crate::contract::$name::<H>()));)*
+        };
+    }
+    crate::each_contract!(contracts, H);
+    let scenarios = scenario::ALL.iter().map(|one| (format!("scenarios::{}", one.name), matrix::scenario::<H>(one)));
+    checks.extend(scenarios);
+    checks.into_iter().filter_map(|(name, result)| result.err().map(|failure| (name, failure))).collect()
+}
+
+/// Makes the tests for a [`Harness`](crate::Harness), each with a name of its own:
+///
+/// - `contract::*`: what the core's traits ask of a store;
+/// - `scenarios::*`: each scenario without faults, with one store and with two;
+/// - `faults::*`: each scenario with each kind of fault at each point (P8);
+/// - `pairs::*`: the same with all pairs of two faults, or with each n-th if `pairs: n` is given, for stores that are slow to open;
+/// - `tables::*`: the same tables as a reference, if one is given, after each fault.
+///
+/// ```ignore
+/// twobox_conformance::suite!(MyHarness);
+/// twobox_conformance::suite!(MyHarness, pairs: 20);
+/// twobox_conformance::suite!(MyHarness, pairs: 20, reference: MemoryHarness);
+/// ```
+#[macro_export]
+macro_rules! suite {
+    ($harness:ty) => {
+        $crate::suite!($harness, pairs: 1);
+    };
+    ($harness:ty, pairs: $stride:literal) => {
+        mod contract {
+            use super::*;
+            $crate::each_contract!($crate::__contract_tests, $harness);
+        }
+        mod scenarios {
+            use super::*;
+            $crate::each_scenario!($crate::__scenario_tests, $harness);
+        }
+        mod faults {
+            use super::*;
+            $crate::each_scenario!($crate::__fault_tests, $harness);
+        }
+        mod pairs {
+            use super::*;
+            $crate::each_scenario!($crate::__pair_tests, $harness, $stride);
+        }
+    };
+    ($harness:ty, pairs: $stride:literal, reference: $reference:ty) => {
+        $crate::suite!($harness, pairs: $stride);
+        mod tables {
+            use super::*;
+            $crate::each_scenario!($crate::__table_tests, $harness, $reference);
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __contract_tests {
+    ({ $harness:ty } $($name:ident)*) => {$(
+        #[test]
+        fn $name() -> Result<(), $crate::Failure> {
+            $crate::contract::$name::<$harness>()
+        }
+    )*};
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __scenario_tests {
+    ({ $harness:ty } $($name:ident)*) => {$(
+        #[test]
+        fn $name() -> Result<(), $crate::Failure> {
+            $crate::matrix::scenario::<$harness>(&$crate::scenario::$name)
+        }
+    )*};
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __fault_tests {
+    ({ $harness:ty } $($name:ident)*) => {$(
+        #[test]
+        fn $name() -> Result<(), $crate::Failure> {
+            $crate::matrix::singles::<$harness>(&$crate::scenario::$name).map(drop)
+        }
+    )*};
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __pair_tests {
+    ({ $harness:ty, $stride:literal } $($name:ident)*) => {$(
+        #[test]
+        fn $name() -> Result<(), $crate::Failure> {
+            $crate::matrix::pairs::<$harness>(&$crate::scenario::$name, $stride).map(drop)
+        }
+    )*};
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __table_tests {
+    ({ $harness:ty, $reference:ty } $($name:ident)*) => {$(
+        #[test]
+        fn $name() -> Result<(), $crate::Failure> {
+            $crate::snapshot::same_as::<$reference, $harness>(&$crate::scenario::$name)
+        }
+    )*};
+}

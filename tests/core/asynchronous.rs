@@ -1,0 +1,369 @@
+//! The async driver: the same as the sync one, its futures can be sent, and a future that is dropped at any await leaves the
+//! tables as they were before or after, never between (P2, P8).
+
+use core::future::Future;
+use core::pin::pin;
+use core::sync::atomic::Ordering::SeqCst;
+use core::task::{Context, Poll, Waker};
+use core::time::Duration;
+
+use twobox::store::CONFLICT_TRIES;
+use twobox::store::asynchronous::{AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction};
+use twobox::transition::call::{CallKey, Intend, Start, WhenUnknown};
+use twobox::{
+    Applied, Batch, Body, Cancel, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft, Dump, Ending, Event, Fingerprint,
+    Headers, Key, LeaseRef, Load, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered, Renew, Request,
+    Rows, RunError, RunResult, Settle, Store, Tables, Transaction,
+};
+use twobox_memory::{MemoryStore, State};
+
+use crate::driver::Rigged;
+use crate::support::name;
+
+const NOW: Millis = Millis::new(1_000);
+
+/// A sync store behind a network: each step waits once before it does its work, and once for the answer.
+#[derive(Debug, Default)]
+struct Yielding<S>(S);
+
+/// Pending once.
+async fn wait() {
+    let mut waited = false;
+    core::future::poll_fn(|_| if core::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
+async fn answered<T>(work: impl FnOnce() -> T) -> T {
+    wait().await;
+    let answer = work();
+    wait().await;
+    answer
+}
+
+impl<T: Load<Error: Send> + Send> AsyncLoad for Yielding<T> {
+    type Error = T::Error;
+
+    async fn load(&mut self, query: &Query) -> Result<Rows, T::Error> {
+        answered(|| self.0.load(query)).await
+    }
+}
+
+impl<T: Tables<Error: Send> + Send> AsyncTables for Yielding<T> {
+    async fn apply(&mut self, batch: &Batch) -> Result<Applied, T::Error> {
+        answered(|| self.0.apply(batch)).await
+    }
+}
+
+impl<T: Transaction<Error: Send> + Send> AsyncTransaction for Yielding<T> {
+    async fn commit(self) -> Result<(), T::Error> {
+        answered(|| self.0.commit()).await
+    }
+}
+
+macro_rules! yielding {
+    ($store:ty) => {
+        impl AsyncReader for Yielding<$store> {
+            type Error = <$store as Reader>::Error;
+            type View<'a> = Yielding<<$store as Reader>::View<'a>>;
+
+            async fn view(&self) -> Result<Self::View<'_>, Self::Error> {
+                answered(|| self.0.view().map(Yielding)).await
+            }
+        }
+
+        impl AsyncStore for Yielding<$store> {
+            type Tx<'a> = Yielding<<$store as Store>::Tx<'a>>;
+
+            async fn begin(&self) -> Result<Self::Tx<'_>, Self::Error> {
+                answered(|| self.0.begin().map(Yielding)).await
+            }
+        }
+    };
+}
+
+yielding!(MemoryStore);
+yielding!(Rigged);
+
+/// Polls a future so often at most and drops it; gives its output, if it came to its end.
+fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    (0..polls).find_map(|_| match future.as_mut().poll(&mut context) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    })
+}
+
+/// More polls than any operation here needs.
+const ENOUGH: usize = 1_000;
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    poll_up_to(ENOUGH, future).unwrap()
+}
+
+fn request(id: &str) -> Request {
+    Request::new("s", id, Fingerprint::of([("quantity", "2")])).unwrap()
+}
+
+fn draft() -> Draft {
+    Draft::new("order.created", Body::text("event").unwrap()).unwrap().ordering_key(name("k"))
+}
+
+fn order<'a>(request: &'a Request, id: &str) -> CommitOrder<'a> {
+    CommitOrder::new(request, name(id), Body::text("order").unwrap(), [draft(), draft()]).unwrap()
+}
+
+fn event() -> Event {
+    Event {
+        id: name("e"),
+        order: name("o"),
+        event_type: name("order.created"),
+        schema_version: 1,
+        ordering_key: name("k"),
+        time: NOW,
+        headers: Headers::new(),
+        body: Body::text("x").unwrap(),
+    }
+}
+
+/// Calls a macro with a short name, the tables beforehand, and a transition that changes them: one of each kind.
+macro_rules! each_transition {
+    ($call:ident) => {
+        let policy = DeliveryPolicy::default();
+        let (first, second) = (request("r1"), request("r2"));
+        let claim = || Claim::new(&policy, name("me"), Duration::from_millis(500), 10).unwrap();
+        let lease = || LeaseRef { lane: name("k"), token: NOW.get() + 1 };
+        let ended = Some((name("o1/2"), Ending::Failed(Reason::new("no"))));
+        let settle = || Settle::new(&policy, [RunResult { lease: lease(), confirmed: vec![name("o1/1")], ended: ended.clone() }]);
+        let renew = || Renew::new([lease()], Duration::from_secs(9));
+        let receive = || Receive::new(name("c"), &event()).effect(Body::text("points").unwrap());
+        let fail = || CountFailure::new(name("c"), &event(), Reason::new("no"), 9);
+
+        let empty = MemoryStore::new().state();
+        let registered = after(&empty, |store| drop(store.run(Register::new(&first), NOW)));
+        let committed = after(&registered, |store| drop(store.run(order(&first, "o1"), NOW)));
+        let claimed = after(&committed, |store| drop(store.run(claim(), NOW)));
+        let call = || CallKey { consumer: name("c"), event: name("e") };
+        let intended = after(&empty, |store| drop(store.run(Intend::new(call()), NOW)));
+        let started = Start::new(call(), Duration::from_secs(1), WhenUnknown::Wait);
+        let failing = after(&empty, |store| drop(store.run(fail(), NOW)));
+
+        $call!("register", &empty, Register::new(&first));
+        $call!("commit an order that is registered", &registered, order(&first, "o1"));
+        $call!("commit an order that is not", &committed, order(&second, "o2"));
+        $call!("claim", &committed, claim());
+        $call!("settle", &claimed, settle());
+        $call!("renew", &claimed, renew());
+        $call!("receive", &empty, receive());
+        $call!("receive after a failure", &failing, receive());
+        $call!("count the first failure", &empty, fail());
+        $call!("count a failure", &failing, fail());
+        $call!("cancel", &committed, Cancel::new([name("o1/2")], Reason::new("no")).unwrap());
+        $call!("intend a call", &empty, Intend::new(call()));
+        $call!("start a call", &intended, started.clone());
+    };
+}
+
+/// The tables after some work.
+fn after(before: &State, work: impl FnOnce(&MemoryStore)) -> State {
+    let store = MemoryStore::from_state(before.clone());
+    work(&store);
+    store.state()
+}
+
+/// What remains when attempts and times are left aside (P8).
+fn lasting(mut state: State) -> String {
+    Dump::of(&mut state).unwrap().lasting().to_string()
+}
+
+#[test]
+fn the_async_driver_is_the_sync_driver() {
+    let (sync, other) = (MemoryStore::new(), Yielding(MemoryStore::new()));
+    // In a row on one store: each operation twice, so that those which change nothing are there too.
+    macro_rules! both {
+        ($what:literal, $before:expr, $transition:expr) => {
+            for _ in 0..2 {
+                let outcome = sync.run($transition, NOW);
+                assert_eq!(block_on(other.run($transition, NOW)), outcome, $what);
+                assert_eq!(other.0.state(), sync.state(), $what);
+            }
+            let outcome = sync.write(NOW, |tx| tx.run($transition));
+            assert_eq!(block_on(other.write(NOW, async |tx| tx.run($transition).await)), outcome, $what);
+            assert_eq!(other.0.state(), sync.state(), $what);
+            // And from where it changes something.
+            let (sync, other) = (MemoryStore::from_state($before.clone()), Yielding(MemoryStore::from_state($before.clone())));
+            let outcome = sync.run($transition, NOW);
+            assert!(outcome.is_ok());
+            assert_ne!(&sync.state(), $before, $what);
+            assert_eq!(block_on(other.run($transition, NOW)), outcome, $what);
+            assert_eq!(other.0.state(), sync.state(), $what);
+        };
+    }
+    each_transition!(both);
+
+    // Refusals, in a transaction that is lent too.
+    let others = Request { fingerprint: Fingerprint::of([("quantity", "3")]), ..request("r1") };
+    let refused = sync.run(Register::new(&others), NOW);
+    assert!(matches!(refused, Err(RunError::Refused(_))));
+    assert_eq!(block_on(other.run(Register::new(&others), NOW)), refused);
+    let lent = block_on(async {
+        let mut tx = other.begin().await.unwrap();
+        let refused = tx.run(Register::new(&others), NOW).await;
+        let _ = tx.run(Register::new(&request("r9")), NOW).await.unwrap();
+        tx.commit().await.unwrap();
+        refused
+    });
+    assert_eq!(lent, refused);
+    let _ = sync.run(Register::new(&request("r9")), NOW).unwrap();
+    assert_eq!(other.0.state(), sync.state());
+
+    // And the dump of both.
+    let dump = block_on(async { Dump::of_async(&mut other.view().await.unwrap()).await.unwrap() });
+    assert_eq!(dump, Dump::of(&mut sync.view().unwrap()).unwrap());
+}
+
+/// Drops an operation after each number of polls until it comes to its end, and checks what each leaves behind.
+/// It says how many polls it took.
+fn cancel_at_each_await(what: &str, before: &State, work: impl AsyncFn(&Yielding<MemoryStore>)) -> usize {
+    let whole = Yielding(MemoryStore::from_state(before.clone()));
+    block_on(work(&whole));
+    let end = whole.0.state();
+    assert_ne!(&end, before, "{what} changes something");
+    let (mut not_taken, mut taken) = (0, 0);
+    let polls = (0..ENOUGH).find(|polls| {
+        let store = Yielding(MemoryStore::from_state(before.clone()));
+        let ended = poll_up_to(*polls, work(&store)).is_some();
+        let left = store.0.state();
+        if left == end {
+            taken += 1;
+        } else {
+            assert_eq!(&left, before, "{what}, dropped after {polls} polls, left something between");
+            assert_eq!(taken, 0, "{what}, dropped after {polls} polls, was taken back");
+            not_taken += 1;
+        }
+        // The same again comes to the same end (P8), and the store is not left locked.
+        block_on(work(&store));
+        assert_eq!(lasting(store.0.state()), lasting(end.clone()), "{what} again, after {polls} polls");
+        assert!(!ended || left == end);
+        ended
+    });
+    // Once at least it was dropped after the commit took and before the answer.
+    assert!(not_taken >= 8 && taken >= 2, "{what}: {not_taken} {taken}");
+    polls.unwrap()
+}
+
+#[test]
+fn a_run_that_is_dropped_is_before_or_after() {
+    macro_rules! cancel {
+        ($what:literal, $before:expr, $transition:expr) => {
+            let polls = cancel_at_each_await($what, $before, async |store| drop(AsyncStore::run(store, $transition, NOW).await));
+            // Begin, load, apply and commit wait twice each.
+            assert_eq!(polls, 9, $what);
+        };
+    }
+    each_transition!(cancel);
+}
+
+/// P2: two transitions and what is between them.
+#[test]
+fn a_write_that_is_dropped_is_before_or_after() {
+    let empty = MemoryStore::new().state();
+    let two = request("r");
+    let polls = cancel_at_each_await("register and commit", &empty, async |store| {
+        let written = store.write(NOW, async |tx| {
+            let _ = tx.run(Register::new(&two)).await.unwrap();
+            wait().await;
+            tx.run(order(&two, "o")).await
+        });
+        assert_eq!(written.await.unwrap().placed.order, name("o"));
+    });
+    assert_eq!(polls, 14);
+    let polls = cancel_at_each_await("receive at two consumers", &empty, async |store| {
+        let written = store.write(NOW, async |tx| {
+            for consumer in ["c", "d"] {
+                let _ = tx.run(Receive::new(name(consumer), &event()).effect(Body::text(consumer).unwrap())).await?;
+            }
+            Ok::<_, RunError<_, _>>(tx.now())
+        });
+        assert_eq!(written.await, Ok(NOW));
+    });
+    assert_eq!(polls, 13);
+}
+
+/// As the sync driver: a conflict is tried again, is bounded, and is not lost when the closure ignores it.
+#[test]
+fn a_conflict_is_tried_again() {
+    let two = request("r");
+    let key = Key::Request(two.key.clone());
+    let nested = |error| match error {
+        RunError::Conflict(key) => RunError::Conflict(key),
+        other @ (RunError::Refused(_) | RunError::Store(_) | RunError::Unknown(_)) => RunError::Refused(other),
+    };
+    let rigged = |conflicts: u32| Yielding(Rigged { conflicts: conflicts.into(), ..Rigged::default() });
+    for (conflicts, expected) in [
+        (0, Ok(Registered::New)),
+        (CONFLICT_TRIES, Ok(Registered::New)),
+        (CONFLICT_TRIES + 1, Err(RunError::Conflict(key.clone()))),
+        (u32::MAX, Err(RunError::Conflict(key.clone()))),
+    ] {
+        let begun = conflicts.min(CONFLICT_TRIES) + 1;
+        let committed = u32::from(expected.is_ok());
+        let counts = |store: &Yielding<Rigged>| (store.0.begun.load(SeqCst), store.0.committed.load(SeqCst));
+        let store = rigged(conflicts);
+        assert_eq!(block_on(store.run(Register::new(&two), NOW)), expected);
+        assert_eq!(counts(&store), (begun, committed));
+
+        let store = rigged(conflicts);
+        let written = block_on(store.write(NOW, async |tx| tx.run(Register::new(&two)).await));
+        assert_eq!(written, expected.clone().map_err(nested));
+        assert_eq!(counts(&store), (begun, committed));
+
+        let store = rigged(conflicts);
+        let ignored = block_on(store.write(NOW, async |tx| {
+            let _ = tx.run(Register::new(&two)).await;
+            Ok::<_, ParametersDiffer>(Registered::New)
+        }));
+        assert_eq!(ignored, expected);
+        assert_eq!(counts(&store), (begun, committed));
+    }
+
+    // What changes nothing is not committed, and an error rolls back.
+    let store = rigged(0);
+    for (run, registered) in [(1, Registered::New), (2, Registered::Open)] {
+        assert_eq!(block_on(store.run(Register::new(&two), NOW)), Ok(registered));
+        assert_eq!((store.0.begun.load(SeqCst), store.0.committed.load(SeqCst)), (run, 1));
+    }
+    let before = store.0.inner.state();
+    let refused = block_on(store.write(NOW, async |tx| {
+        let _ = tx.run(Register::new(&request("q"))).await.unwrap();
+        Err::<(), _>("sold out")
+    }));
+    assert_eq!(refused, Err(RunError::Refused("sold out")));
+    assert_eq!(store.0.inner.state(), before);
+}
+
+/// What a runtime with several threads asks of a future.
+fn sendable<F: Future + Send>(future: F) -> F {
+    future
+}
+
+/// For any store and any transition, without knowing them.
+fn run_is_send<'a, S: AsyncStore>(store: &'a S, request: &'a Request) -> impl Future<Output: Sized> + Send + 'a {
+    sendable(store.run(Register::new(request), NOW))
+}
+
+#[test]
+fn futures_can_be_sent() {
+    let store = Yielding(MemoryStore::new());
+    let two = request("r");
+    let _ = block_on(run_is_send(&store, &two));
+    let mut view = block_on(sendable(store.view())).unwrap();
+    let _ = block_on(sendable(Dump::of_async(&mut view))).unwrap();
+    block_on(sendable(async {
+        let mut tx = store.begin().await.unwrap();
+        let _ = tx.run(Register::new(&two), NOW).await.unwrap();
+        tx.commit().await.unwrap();
+    }));
+    // A closure that owns what it captures; see what is said at `write` about references.
+    let written = sendable(store.write(NOW, async move |tx| tx.run(Register::new(&two)).await));
+    assert_eq!(block_on(written), Ok(Registered::Open));
+}

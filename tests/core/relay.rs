@@ -1,0 +1,227 @@
+//! The relay machine as a concurrent driver sees it: transactions and publishes are under way while other things happen.
+//!
+//! A driver is only as good as what the machine tells it: when there is nothing to do it must say until when (or the driver
+//! spins), one key must not be published twice at a time (P4), nothing must be published under a lease that has run out (F3), and
+//! no wake-up may be lost.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use twobox::relay::{Action, Phase, Published, RelayMachine, RelaySettings, Ticket, run_exchange};
+use twobox::{
+    Body, CommitOrder, DeliveryPolicy, Draft, Fingerprint, Key, Load, Millis, OrderId, Query, Reader, Reason, Record, Renew,
+    Request, Store,
+};
+use twobox_memory::MemoryStore;
+
+use crate::support::{ms, name};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn settings() -> RelaySettings {
+    let policy = DeliveryPolicy { max_failures: 500, max_starts: 1_000, ..DeliveryPolicy::default() };
+    RelaySettings { window: 8, run: 3, poll: HOUR, policy, ..RelaySettings::new(name("relay-1")) }
+}
+
+fn commit(store: &MemoryStore, n: usize, lane: u8, now: Millis) {
+    let request = Request::new("test", format!("req-{n}"), Fingerprint::of([("n", n.to_string())])).unwrap();
+    let body = Body::text(n.to_string()).unwrap();
+    let draft = Draft::new("happened", body.clone()).unwrap().ordering_key(name(&format!("lane-{lane}")));
+    store.run(CommitOrder::new(&request, OrderId::new(format!("order-{n:04}")).unwrap(), body, [draft]).unwrap(), now).unwrap();
+}
+
+/// A driver that finishes nothing by itself: what it was given is under way until it is told how that ends.
+struct World {
+    store: MemoryStore,
+    machine: RelayMachine,
+    now: Millis,
+    committed: usize,
+    transaction: Option<(Action, Millis)>,
+    publishing: Vec<Ticket>,
+}
+
+impl World {
+    fn new() -> Self {
+        let machine = RelayMachine::new(settings(), ms(1_000)).unwrap();
+        let store = MemoryStore::new();
+        Self { store, machine, now: ms(1_000), committed: 0, transaction: None, publishing: Vec::new() }
+    }
+
+    fn commit(&mut self, lane: u8) {
+        self.committed += 1;
+        commit(&self.store, self.committed, lane, self.now);
+        self.machine.handle_wakeup(self.now);
+    }
+
+    /// Takes all there is to do, and checks what a driver relies on.
+    fn drain(&mut self) {
+        self.machine.handle_timeout(self.now);
+        while let Some(action) = self.machine.poll_action() {
+            match action {
+                Action::Exchange(_) | Action::Renew(_) => {
+                    assert!(self.transaction.is_none(), "two transactions at a time");
+                    self.transaction = Some((action, self.machine.now()));
+                }
+                Action::Publish(tickets) => tickets.into_iter().for_each(|ticket| self.start(ticket)),
+            }
+        }
+        let timeout = self.machine.poll_timeout();
+        assert!(timeout.is_none_or(|at| at > self.machine.now()), "a driver would spin: {timeout:?} at {}", self.machine.now());
+        let idle = self.transaction.is_none() && self.publishing.is_empty();
+        assert!(!idle || timeout.is_some(), "a driver would wait for ever");
+    }
+
+    fn start(&mut self, ticket: Ticket) {
+        let same = self.publishing.iter().find(|other| other.lease.lane == ticket.lease.lane);
+        assert_eq!(same, None, "P4: two publishes of one key at a time");
+        let rows = self.store.view().unwrap().load(&Query::rows([Key::Lane(ticket.lease.lane.clone())])).unwrap();
+        let Record::Lane(_, row) = &rows.as_slice()[0].record else { panic!("not a lane") };
+        let until = row.lease.as_ref().map(|lease| lease.until);
+        assert!(until.is_some_and(|until| until > self.machine.now()), "F3: published under a lease until {until:?}");
+        self.publishing.push(ticket);
+    }
+
+    /// The transaction under way is over. Where it fails, it has taken or it has not.
+    fn finish_transaction(&mut self, takes: bool, answered: bool) {
+        let Some((action, began)) = self.transaction.take() else { return };
+        let settings = self.machine.settings().clone();
+        match action {
+            Action::Exchange(exchange) if takes => {
+                let (settled, claimed) = run_exchange(&self.store, &settings, began, exchange).unwrap();
+                if answered {
+                    return self.machine.handle_exchanged(self.now, settled.as_ref(), claimed);
+                }
+            }
+            Action::Renew(leases) if takes => {
+                let renewed = self.store.run(Renew::new(leases, settings.lease), began).unwrap();
+                if answered {
+                    return self.machine.handle_renewed(self.now, &renewed);
+                }
+            }
+            Action::Exchange(_) | Action::Renew(_) => {}
+            Action::Publish(_) => unreachable!("it is no transaction"),
+        }
+        self.machine.handle_store_failed(self.now);
+    }
+
+    fn finish_publish(&mut self, at: u8, answer: Option<Published>) {
+        if !self.publishing.is_empty() {
+            let ticket = self.publishing.remove(usize::from(at) % self.publishing.len());
+            match answer {
+                Some(answer) => self.machine.handle_published(self.now, &ticket, answer),
+                None => self.machine.handle_unread(self.now, &[ticket]),
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_meanwhile_a_driver_is_told_the_right_thing(steps in prop::collection::vec((0..12_u8, any::<u8>()), 1..120)) {
+        let mut world = World::new();
+        world.drain();
+        for (step, n) in steps {
+            match step {
+                0 | 1 => world.commit(n % 6),
+                2 | 3 => world.finish_transaction(true, true),
+                4 => world.finish_transaction(n % 2 == 0, false),
+                5 | 6 => world.finish_publish(n, Some(Published::Confirmed)),
+                7 => world.finish_publish(n, Some(Published::Failed(Reason::new("it failed")))),
+                8 => world.finish_publish(n, Some(Published::Unavailable(Reason::new("it is away")))),
+                9 => world.finish_publish(n, None),
+                10 => world.now = world.now + Duration::from_millis(200 * u64::from(n)),
+                _ => world.now = world.now.before(Duration::from_millis(20 * u64::from(n))),
+            }
+            world.drain();
+        }
+        // P3, P8: with nothing in the way any more, all of it is delivered, and in no more time than a wait costs.
+        for _ in 0..2_000 {
+            world.finish_transaction(true, true);
+            world.drain();
+            world.finish_publish(0, Some(Published::Confirmed));
+            world.drain();
+            if world.transaction.is_none() && world.publishing.is_empty() {
+                if world.machine.counters().confirmed >= world.committed as u64 && world.machine.is_idle() {
+                    break;
+                }
+                let until = world.machine.poll_timeout().expect("nothing is under way");
+                world.now = world.now + until.since(world.machine.now());
+                world.drain();
+            }
+        }
+        let pending = world.store.view().unwrap().load(&Query::Pending { after: None, limit: 9 }).unwrap();
+        prop_assert_eq!(pending.as_slice(), &[]);
+    }
+}
+
+/// Events are committed, and announced, after the claim under way has looked for them.
+#[test]
+fn a_wakeup_during_a_transaction_is_not_lost() {
+    for answered in [true, false] {
+        let mut world = World::new();
+        world.drain();
+        let Some((Action::Exchange(exchange), _)) = world.transaction.take() else { panic!("it claims at once") };
+        let (settled, claimed) = run_exchange(&world.store, &settings(), world.now, exchange).unwrap();
+        world.commit(1);
+        if answered {
+            world.machine.handle_exchanged(world.now, settled.as_ref(), claimed);
+        } else {
+            world.machine.handle_store_failed(world.now);
+            world.now = world.now + settings().pause_base;
+        }
+        world.drain();
+        world.finish_transaction(true, true);
+        world.drain();
+        assert_eq!(world.publishing.len(), 1, "without waiting for the poll, which is an hour away");
+    }
+}
+
+/// F11, F13: where rows can be written but envelopes cannot be read, the relay does not run in circles.
+#[test]
+fn envelopes_that_cannot_be_read_make_a_pause_and_burn_nothing() {
+    let mut world = World::new();
+    world.commit(1);
+    world.drain();
+    for round in 1..=20 {
+        world.finish_transaction(true, true);
+        world.drain();
+        assert_eq!(world.publishing.len(), 1, "round {round}");
+        world.finish_publish(0, None);
+        world.drain();
+        assert_eq!((world.machine.phase(), &world.transaction), (Phase::StoreAway, &None));
+        let pause = world.machine.poll_timeout().unwrap().since(world.machine.now());
+        let doubled = settings().pause_base * 2_u32.pow(round - 1).min(1_000);
+        assert_eq!(pause, doubled.min(settings().pause_cap), "round {round}");
+        world.now = world.now + pause;
+        world.drain();
+        // What was released is settled, and claimed again.
+        world.finish_transaction(true, true);
+        world.drain();
+    }
+    let rows = world.store.view().unwrap().load(&Query::Pending { after: None, limit: 9 }).unwrap();
+    let failures =
+        rows.as_slice().iter().filter_map(|row| if let Record::Outbox(_, row) = &row.record { Some(row.failures) } else { None });
+    assert_eq!(failures.collect::<Vec<_>>(), [0]);
+}
+
+/// F12: at the end of its patience a relay tries once more to give back its leases, even while it waits for the store.
+#[test]
+fn what_is_abandoned_is_released_at_once() {
+    let mut world = World::new();
+    world.commit(1);
+    world.drain();
+    world.finish_transaction(true, true);
+    world.drain();
+    world.commit(2);
+    world.drain();
+    world.finish_transaction(false, false);
+    assert_eq!(world.machine.phase(), Phase::StoreAway);
+    world.machine.handle_stop(world.now);
+    world.drain();
+    assert_eq!(world.transaction, None);
+    world.machine.abandon(world.now);
+    world.drain();
+    world.finish_transaction(true, true);
+    assert_eq!(world.machine.phase(), Phase::Stopped);
+    assert_eq!(world.machine.counters().failed, 0);
+}

@@ -1,0 +1,347 @@
+//! What went wrong when somebody tidied up: finished rows overwritten, marks forgotten too early, the wrong rows purged
+//! (F5, F10, F16).
+
+use core::num::NonZeroU16;
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use twobox::{
+    Applied, Batch, CallRow, CallState, Cancel, Change, Claim, DeliveryPolicy, DeliveryState, Discard, Ending, EventId, Expect,
+    Fingerprint, Handled, Inbox, InboxRow, InboxState, Key, LaneRow, Lease, Load, Millis, NotDone, OrderRow, OutboxRow, Placed,
+    PositionRow, Purge, Reader, Reason, Receipt, Record, Redrive, RequestKey, RequestRow, Retention, RunResult, Settle, Store,
+    Table, Tables, Transaction, Transition, WhenDead, purge_all,
+};
+
+use crate::support::{Backend, at, body, consumer, draft, dump, effects, message, name, outbox, place, state};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn policy() -> DeliveryPolicy {
+    DeliveryPolicy { when_dead: WhenDead::Continue, ..DeliveryPolicy::default() }
+}
+
+fn claim<'a>(policy: &'a DeliveryPolicy, owner: &str) -> Claim<'a> {
+    Claim::new(policy, name(owner), LEASE, 10).unwrap()
+}
+
+/// What a transition decides on the state that is there now, to be applied later.
+fn decided<S: Reader, T: Transition>(store: &S, transition: &T, now: Millis) -> Batch {
+    let rows = store.view().unwrap().load(&transition.query(now)).unwrap();
+    let Ok(decision) = transition.decide(now, &rows) else { panic!("it is not refused") };
+    decision.batch
+}
+
+fn apply<S: Store>(store: &S, batch: &Batch) -> Applied {
+    let mut tx = store.begin().unwrap();
+    let applied = tx.apply(batch).unwrap();
+    tx.commit().unwrap();
+    applied
+}
+
+/// Whoever has read an event before it was confirmed, and writes afterwards, loses: in every operation that writes delivery
+/// state. The confirmed row stays.
+#[test]
+fn f05_a_rescuer_loses_to_the_finished_row() {
+    on_each_store!(|store: S| {
+        let policy = policy();
+        let rejected = |id: &EventId, lease: &twobox::LeaseRef| RunResult {
+            lease: lease.clone(),
+            confirmed: vec![],
+            ended: Some((id.clone(), Ending::Rejected(Reason::new("rescued")))),
+        };
+        for rescuer in ["claim after the lease", "settle", "release", "cancel"] {
+            let lane = format!("k {rescuer}");
+            let id = place(store, rescuer, [draft("t", &lane)], at(0)).remove(0);
+            // What the rescuer decides before the event is leased, or while it is.
+            let early = decided(store, &Cancel::new([id.clone()], Reason::new("rescued")).unwrap(), at(0));
+            let run = store.run(claim(&policy, "worker"), at(0)).unwrap().runs.remove(0);
+            let stale = match rescuer {
+                "claim after the lease" => decided(store, &claim(&policy, "rescuer"), at(60_000)),
+                "settle" => decided(store, &Settle::new(&policy, [rejected(&id, &run.lease)]), at(1)),
+                "release" => decided(store, &Settle::new(&policy, [RunResult::released(run.lease.clone())]), at(1)),
+                _ => early,
+            };
+            assert!(!stale.is_empty());
+            let confirmed = RunResult { lease: run.lease, confirmed: vec![id.clone()], ended: None };
+            assert_eq!(store.run(Settle::new(&policy, [confirmed]), at(2)).unwrap().confirmed, 1);
+            let finished = dump(store);
+            assert!(matches!(apply(store, &stale), Applied::Conflict(_)), "{rescuer}");
+            assert_eq!(dump(store), finished, "{rescuer}");
+            // Asked again on what is there, it sees that there is nothing to rescue.
+            let cancelled = store.run(Cancel::new([id.clone()], Reason::new("rescued")).unwrap(), at(3)).unwrap();
+            assert!(matches!(cancelled.refused[..], [(_, NotDone::State { state: DeliveryState::Confirmed(_), .. })]));
+        }
+    });
+}
+
+/// The same for what an operator decides about a dead event while another one has decided already.
+#[test]
+fn f05_of_two_operators_one_loses() {
+    on_each_store!(|store: S| {
+        let policy = policy();
+        for winner in ["redrive", "discard"] {
+            let id = place(store, winner, [draft("t", winner)], at(0)).remove(0);
+            let run = store.run(claim(&policy, "worker"), at(0)).unwrap().runs.remove(0);
+            let dead =
+                RunResult { lease: run.lease, confirmed: vec![], ended: Some((id.clone(), Ending::Rejected(Reason::new("no")))) };
+            assert_eq!(store.run(Settle::new(&policy, [dead]), at(1)).unwrap().dead, std::slice::from_ref(&id));
+            let redrive = Redrive::new([id.clone()], Duration::from_secs(60)).unwrap();
+            let discard = Discard::new([id.clone()], Reason::new("given up")).unwrap();
+            let (first, second) = (decided(store, &redrive, at(2)), decided(store, &discard, at(2)));
+            let (first, second, end) =
+                if winner == "redrive" { (first, second, "pending") } else { (second, first, "discarded") };
+            assert_eq!(apply(store, &first), Applied::Written);
+            assert!(matches!(apply(store, &second), Applied::Conflict(_)));
+            assert_eq!(state(store, &id), end);
+            let done = store.run(Cancel::new([id], Reason::new("end of the round")).unwrap(), at(3)).unwrap();
+            assert_eq!(done.done.len(), usize::from(winner == "redrive"));
+        }
+    });
+}
+
+/// Settings under which a consumer could forget too early are refused when they are made (P7).
+#[test]
+fn f10_a_window_that_is_too_short_is_refused() {
+    let policy = DeliveryPolicy::default();
+    let needed = policy.longest_retry() * 2;
+    let with = |inbox| Retention { inbox, ..Retention::default() };
+    assert!(with(needed).checked(&policy).is_ok());
+    for inbox in [Duration::ZERO, Duration::from_secs(1), needed - Duration::from_millis(1)] {
+        let refused = with(inbox).checked(&policy).unwrap_err().to_string();
+        assert!(refused.contains("retention of the inbox") && refused.contains(&needed.as_secs().to_string()), "{refused}");
+    }
+    // The other way round: retrying for longer needs a longer memory.
+    let patient =
+        DeliveryPolicy { backoff_cap: Duration::from_secs(24 * 3600), max_failures: 100, max_starts: 101, ..policy.clone() };
+    assert!(Retention::default().checked(&patient).is_err());
+    // What is redriven at the end of the window may be retried for as long as any: it is still known then.
+    let kept = Retention::default();
+    assert_eq!(kept.redrive_window(&policy) + policy.longest_retry(), kept.inbox);
+}
+
+/// The confirmation was lost, the event is dead although it was applied, and an operator redrives it at every age: within the window
+/// it is a duplicate, past the window it is refused, and only a forced redrive applies it again, as it says.
+#[test]
+fn f10_a_redrive_past_the_window_is_refused_or_forced() {
+    on_each_store!(|store: S| {
+        let policy = policy();
+        let kept = Retention::default().checked(&policy).unwrap();
+        let window = kept.redrive_window(&policy);
+        let secs = Duration::from_secs;
+        let ages =
+            [secs(0), secs(3600), window - secs(1), window, window + secs(1), kept.inbox, kept.inbox + secs(1), kept.inbox * 2];
+        for (n, age) in ages.into_iter().enumerate() {
+            let receiver = S::fresh();
+            let id = place(store, &format!("event-{n}"), [draft("t", &format!("k-{n}"))], at(0)).remove(0);
+            let run = store.run(claim(&policy, "worker"), at(0)).unwrap().runs.remove(0);
+            let inbox = Inbox::new(receiver, consumer("c"));
+            let mut times = 0;
+            let mut deliver = |now| {
+                let received = inbox.receive(&message(store, &id), now, |_, _| {
+                    times += 1;
+                    Ok::<_, String>(Handled::Effect(body("")))
+                });
+                (received.unwrap(), times)
+            };
+            assert_eq!(deliver(at(0)), (Receipt::Applied, 1));
+            let dead =
+                RunResult { lease: run.lease, confirmed: vec![], ended: Some((id.clone(), Ending::Rejected(Reason::new("no")))) };
+            let _ = store.run(Settle::new(&policy, [dead]), at(0)).unwrap();
+
+            let now = at(0) + age;
+            let page = NonZeroU16::new(10).unwrap();
+            purge_all(store, &kept, page, now).unwrap();
+            purge_all(receiver, &kept, page, now).unwrap();
+            let redrive = Redrive::new([id.clone()], window).unwrap();
+            let operated = store.run(&redrive, now).unwrap();
+            if age < window {
+                assert_eq!(operated.done, std::slice::from_ref(&id));
+                // However late the redelivery comes, as long as it may be retried, it is known again.
+                let last = now + policy.longest_retry();
+                purge_all(receiver, &kept, page, last).unwrap();
+                assert_eq!(deliver(last), (Receipt::Duplicate, 1), "{age:?}");
+            } else {
+                let refused = &operated.refused[0].1;
+                assert_eq!(*refused, NotDone::PastWindow { age, window });
+                assert!(refused.to_string().contains("force"));
+                assert_eq!(state(store, &id), "dead");
+                assert_eq!(store.run(redrive.force(), now).unwrap().done, std::slice::from_ref(&id));
+                let forgotten = age > kept.inbox;
+                assert_eq!(deliver(now).0 == Receipt::Applied, forgotten, "{age:?}");
+            }
+            assert_eq!(effects(receiver), 1);
+            let _ = store.run(Cancel::new([id], Reason::new("end of the round")).unwrap(), now).unwrap();
+        }
+    });
+}
+
+/// The ages of the test: each kind has another one, so that no two can be confused.
+fn kept() -> Retention {
+    let secs = Duration::from_secs;
+    Retention { events: secs(100), inbox: secs(200), requests: secs(300), orders: Some(secs(400)), positions: Some(secs(500)) }
+}
+
+/// One row for every state of every table, which it reached at `then`, and how long it is kept; `None` for ever.
+fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
+    let kept = kept();
+    let mut rows: Vec<(Record, Option<Duration>)> = Vec::new();
+    let id = |what: &str| format!("{tag} {what}");
+
+    let request = |what: &str| RequestKey::new("scope", id(what)).unwrap();
+    let row = |placed| RequestRow { fingerprint: Fingerprint::of_bytes(b""), registered_at: then, placed };
+    let placed = Placed { order: name("gone"), events: vec![name("gone/1")], at: then };
+    rows.push((Record::Request(request("open"), row(None)), None));
+    rows.push((Record::Request(request("placed"), row(Some(placed))), Some(kept.requests)));
+    let order = OrderRow { request: request("placed"), committed_at: then, body: body("") };
+    rows.push((Record::Order(name(&id("order")), order), kept.orders));
+
+    for (state, age) in [
+        (DeliveryState::Pending, None),
+        (DeliveryState::Confirmed(then), Some(kept.events)),
+        (DeliveryState::Dead(then), None),
+        (DeliveryState::Discarded(then), Some(kept.events)),
+        (DeliveryState::Cancelled(then), Some(kept.events)),
+    ] {
+        let (event, lane) = (name::<EventId>(&id(state.name())), name(&id("lane of events")));
+        let row = OutboxRow {
+            lane,
+            sequence: 1,
+            event_type: name("t"),
+            // Long ago: what counts is when it was finished.
+            committed_at: Millis::new(0),
+            due: Millis::new(0),
+            starts: 1,
+            failures: 0,
+            state,
+            reason: None,
+        };
+        rows.push((Record::Outbox(event.clone(), row), age));
+        let envelope = twobox::Event {
+            id: event,
+            order: name("gone"),
+            event_type: name("t"),
+            schema_version: 1,
+            ordering_key: name("k"),
+            time: Millis::new(0),
+            headers: twobox::Headers::new(),
+            body: body(""),
+        };
+        rows.push((Record::Event(envelope), age));
+    }
+
+    let idle = LaneRow { next: 2, confirmed: 1, due: None, starts: 0, token: 1, lease: None, blocked_by: None, changed_at: then };
+    let lease = Lease { owner: name("relay"), until: then, through: 1 };
+    for (what, row, age) in [
+        ("idle", idle.clone(), Some(kept.events)),
+        ("due", LaneRow { due: Some(then), ..idle.clone() }, None),
+        ("due in a year", LaneRow { due: Some(then + Duration::from_secs(31_536_000)), ..idle.clone() }, None),
+        ("leased", LaneRow { due: Some(then), lease: Some(lease), ..idle.clone() }, None),
+        ("blocked", LaneRow { blocked_by: Some(name("dead")), ..idle }, None),
+    ] {
+        rows.push((Record::Lane(name(&id(what)), row), age));
+    }
+
+    for (what, state, effect, age) in [
+        ("applied", InboxState::Applied, false, Some(kept.inbox)),
+        ("applied with effect", InboxState::Applied, true, Some(kept.inbox)),
+        ("failing", InboxState::Failing, false, None),
+        ("poisoned", InboxState::Poisoned, false, None),
+    ] {
+        let event = name::<EventId>(&id(what));
+        let row = InboxRow { content: twobox::Digest([0; 32]), at: then, state, failures: 0, reason: None, effect };
+        rows.push((Record::Inbox(consumer("c"), event.clone(), row), age));
+        if effect {
+            rows.push((Record::Effect(consumer("c"), event, body("")), age));
+        }
+    }
+    rows.push((Record::Position(consumer("c"), name(&id("k")), PositionRow { sequence: 1, at: then }), kept.positions));
+    for (state, age) in
+        [(CallState::Intended, None), (CallState::Started, None), (CallState::Unknown, None), (CallState::Done, Some(kept.inbox))]
+    {
+        rows.push((
+            Record::Call(consumer("c"), name(&id(state.name())), CallRow { state, at: then, starts: 1, note: None }),
+            age,
+        ));
+    }
+    rows
+}
+
+/// A store that holds every state of every table, at every age: what goes is what is finished and past its retention, and nothing
+/// else; in pages of any size, at any time, and twice (P7).
+#[test]
+fn f16_purge_takes_what_is_finished_and_past_its_retention() {
+    let edges = [0, 1, 100, 200, 300, 400, 500, 10_000];
+    let ages: Vec<Duration> = edges
+        .into_iter()
+        .flat_map(|secs| [Duration::from_secs(secs), Duration::from_secs(secs) + Duration::from_millis(1)])
+        .collect();
+    let now = at(100_000_000);
+    let mut rows: Vec<(Record, bool)> = Vec::new();
+    for (n, age) in ages.iter().enumerate() {
+        for (record, kept) in every_state(&format!("{n:02}"), now.before(*age)) {
+            rows.push((record, kept.is_some_and(|kept| *age > kept)));
+        }
+    }
+    for table in Table::ALL {
+        let of = |gone| rows.iter().any(|(record, goes)| record.table() == table && *goes == gone);
+        assert!(of(true) && of(false), "{table}: the test has rows that go and rows that stay");
+    }
+    let pages = [1, 2, 7, 1_000];
+    macro_rules! check {
+        ($store:ty) => {
+            for page in pages {
+                let store = <$store as Backend>::fresh();
+                let inserts = rows.iter().map(|(record, _)| Change::Put { expect: Expect::Absent, record: record.clone() });
+                assert_eq!(apply(store, &Batch::of(inserts.collect()).unwrap()), Applied::Written);
+                let page = NonZeroU16::new(page).unwrap();
+                let before: Vec<Record> = dump(store).records().to_vec();
+                // By a clock that has stepped far back, nothing is past anything.
+                assert_eq!(purge_all(store, &kept(), page, Millis::new(1)).unwrap(), 0);
+                assert_eq!(dump(store).records(), before);
+
+                let removed = purge_all(store, &kept(), page, now).unwrap();
+                let goes: BTreeMap<Key, bool> = rows.iter().map(|(record, goes)| (record.key(), *goes)).collect();
+                let stays: Vec<&Record> = before.iter().filter(|record| !goes[&record.key()]).collect();
+                let after = dump(store);
+                assert!(after.records().iter().eq(stays.iter().copied()), "page {page}:\n{after}");
+                let along = |record: &Record| matches!(record, Record::Event(_) | Record::Effect(..));
+                let counted = rows.iter().filter(|(record, goes)| *goes && !along(record)).count();
+                assert_eq!(removed, counted);
+                assert_eq!(purge_all(store, &kept(), page, now).unwrap(), 0);
+            }
+        };
+    }
+    check!(twobox_memory::MemoryStore);
+    check!(twobox_redb::RedbStore);
+    // To purge the tables whose rows go with others removes nothing by itself.
+    assert!(!Purge::TABLES.contains(&Table::Events) && !Purge::TABLES.contains(&Table::Effects));
+}
+
+/// What is left of a lane after a purge delivers on: a redriven event of a lane that is gone, and new events in it.
+#[test]
+fn f16_a_lane_with_a_dead_event_goes_on_after_a_purge() {
+    on_each_store!(|store: S| {
+        let policy = policy();
+        let ids = place(store, "a", [draft("t", "k"), draft("t", "k")], at(0));
+        let settle = |now, confirmed: &[&EventId], dead: Option<&EventId>| {
+            let run = store.run(claim(&policy, "worker"), now).unwrap().runs.remove(0);
+            let confirmed = confirmed.iter().map(|id| (*id).clone()).collect();
+            let ended = dead.map(|id| (id.clone(), Ending::Rejected(Reason::new("no"))));
+            let settled = store.run(Settle::new(&policy, [RunResult { lease: run.lease, confirmed, ended }]), now).unwrap();
+            assert!(settled.stale.is_empty());
+        };
+        settle(at(0), &[], Some(&ids[0]));
+        settle(at(0), &[&ids[1]], None);
+        let later = at(0) + Duration::from_secs(8 * 24 * 3600);
+        purge_all(store, &Retention::default(), NonZeroU16::new(5).unwrap(), later).unwrap();
+        assert_eq!(dump(store).count(Table::Lanes), 0);
+        assert_eq!((dump(store).count(Table::Outbox), state(store, &ids[0])), (1, "dead"));
+        let new = place(store, "b", [draft("t", "k")], later).remove(0);
+        let redriven =
+            store.run(Redrive::new([ids[0].clone()], Retention::default().redrive_window(&policy)).unwrap(), later).unwrap();
+        assert_eq!(redriven.done, [ids[0].clone()]);
+        assert!(outbox(store, &new).sequence < outbox(store, &ids[0]).sequence);
+        settle(later, &[&new, &ids[0]], None);
+        assert_eq!(state(store, &ids[0]), "confirmed");
+    });
+}

@@ -1,0 +1,148 @@
+//! The conformance suite on redb. Its tables must be those of the reference store after each fault; nothing is recorded here.
+
+#![allow(clippy::unwrap_used, reason = "a harness that cannot open its store has nothing to test")]
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+
+use common::Memory;
+use redb::backends::InMemoryBackend;
+use redb::{ReadableTable, StorageBackend, TableDefinition};
+use tempfile::TempDir;
+use twobox_conformance::{ErrorOf, Failure, Harness, TxOf, matrix, scenario};
+use twobox_redb::{RedbOptions, RedbStore};
+
+/// A table of the user's own.
+const OWN: TableDefinition<'_, &str, &str> = TableDefinition::new("own");
+
+fn put_own_row(tx: &redb::WriteTransaction, key: &str, value: &str) -> Result<(), twobox_redb::RedbError> {
+    tx.open_table(OWN)?.insert(key, value)?;
+    Ok(())
+}
+
+fn own_row(tx: &redb::WriteTransaction, key: &str) -> Result<Option<String>, twobox_redb::RedbError> {
+    Ok(tx.open_table(OWN)?.get(key)?.map(|value| value.value().to_string()))
+}
+
+/// A small cache, and no look at the whole file when it is opened, which is tested elsewhere and takes most of the time here.
+const OPTIONS: RedbOptions = RedbOptions::new().cache_bytes(1 << 20).verify_on_open(false);
+
+/// redb on bytes in memory, which stay when the store is gone.
+struct OnBytes {
+    store: RedbStore,
+    bytes: Bytes,
+}
+
+#[derive(Debug, Clone)]
+struct Bytes(Arc<InMemoryBackend>);
+
+impl StorageBackend for Bytes {
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        StorageBackend::read(&*self.0, offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        StorageBackend::write(&*self.0, offset, data)
+    }
+}
+
+impl Bytes {
+    /// The bytes as they are now, as a program finds them that starts after this one was killed.
+    fn copy(&self) -> Self {
+        let mut bytes = vec![0; usize::try_from(self.len().unwrap()).unwrap()];
+        StorageBackend::read(self, 0, &mut bytes).unwrap();
+        let copy = InMemoryBackend::new();
+        copy.set_len(bytes.len() as u64).unwrap();
+        StorageBackend::write(&copy, 0, &bytes).unwrap();
+        Self(Arc::new(copy))
+    }
+}
+
+impl Harness for OnBytes {
+    type Store = RedbStore;
+    const OWN_ROWS: bool = true;
+
+    fn open() -> Self {
+        let bytes = Bytes(Arc::new(InMemoryBackend::new()));
+        let store = OPTIONS.create_on(bytes.clone()).unwrap();
+        Self { store, bytes }
+    }
+
+    /// The copy is made before the store is closed, so redb finds a database that was not closed and has to repair it.
+    fn crash(self) -> Self {
+        let bytes = self.bytes.copy();
+        let store = OPTIONS.open_on(bytes.clone()).unwrap();
+        Self { store, bytes }
+    }
+
+    fn store(&self) -> &RedbStore {
+        &self.store
+    }
+
+    fn put_own_row(tx: &mut TxOf<'_, Self>, key: &str, value: &str) -> Result<(), ErrorOf<Self>> {
+        put_own_row(tx.redb(), key, value)
+    }
+
+    fn own_row(tx: &mut TxOf<'_, Self>, key: &str) -> Result<Option<String>, ErrorOf<Self>> {
+        own_row(tx.redb(), key)
+    }
+}
+
+twobox_conformance::suite!(OnBytes, pairs: 40, reference: Memory);
+
+/// redb in a file.
+struct InFile {
+    store: RedbStore,
+    folder: TempDir,
+}
+
+impl Harness for InFile {
+    type Store = RedbStore;
+    const OWN_ROWS: bool = true;
+
+    fn open() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = RedbStore::create(folder.path().join("shop.redb")).unwrap();
+        Self { store, folder }
+    }
+
+    fn crash(self) -> Self {
+        drop(self.store);
+        let store = RedbStore::open(self.folder.path().join("shop.redb")).unwrap();
+        Self { store, folder: self.folder }
+    }
+
+    fn store(&self) -> &RedbStore {
+        &self.store
+    }
+
+    fn put_own_row(tx: &mut TxOf<'_, Self>, key: &str, value: &str) -> Result<(), ErrorOf<Self>> {
+        put_own_row(tx.redb(), key, value)
+    }
+
+    fn own_row(tx: &mut TxOf<'_, Self>, key: &str) -> Result<Option<String>, ErrorOf<Self>> {
+        own_row(tx.redb(), key)
+    }
+}
+
+/// What a real file adds, in scenarios that crash.
+#[test]
+fn in_a_file() -> Result<(), Failure> {
+    twobox_conformance::contract::what_is_committed_stays::<InFile>()?;
+    let scenarios = [scenario::answer_lost, scenario::confirmation_lost, scenario::own_rows];
+    scenarios.iter().try_for_each(matrix::scenario::<InFile>)
+}

@@ -1,0 +1,225 @@
+//! Real death: processes that are killed while they work on real files. What they were told is there, nothing is there twice, the order holds
+//! (P2 to P5, P8).
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use twobox::Reader;
+use twobox_redb::{RedbError, RedbReader, RedbStore};
+use twobox_reliability::seed::{Seed, long};
+use twobox_reliability::shop::{self, EVENTS, Found, Mode, PATIENCE};
+
+/// A process, and the lines that it has told.
+struct Victim {
+    name: String,
+    child: Child,
+    lines: Receiver<String>,
+    told: Vec<String>,
+}
+
+impl Victim {
+    fn start(role: &str, mode: &str, folder: &Path, round: u64, orders: std::ops::Range<usize>) -> Self {
+        let arguments = [round.to_string(), orders.start.to_string(), orders.end.to_string()];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_victim"));
+        command.args([role, mode]).arg(folder).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (line, lines) = mpsc::channel();
+        thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|text| line.send(text)));
+        Self { name: format!("{role} of round {round}"), child, lines, told: Vec::new() }
+    }
+
+    /// Listens until it has told so many lines, or has ended.
+    fn listen(&mut self, lines: usize) {
+        while self.told.len() < lines {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => self.told.push(line),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => panic!("{} hangs after {:?}", self.name, self.told.last()),
+            }
+        }
+    }
+
+    /// Listens for so long, and kills it.
+    fn kill_after(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while let Ok(line) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            self.told.push(line);
+        }
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.told.extend(self.lines.iter());
+    }
+
+    /// Lets it come to its own end, which must be a good one.
+    fn finish(&mut self) {
+        drop(self.child.stdin.take());
+        self.listen(usize::MAX);
+        assert!(self.child.wait().unwrap().success(), "{} failed after {:?}", self.name, self.told.last());
+    }
+
+    fn placed(&self) -> impl Iterator<Item = String> {
+        self.told.iter().filter_map(|line| line.strip_prefix("placed ")).map(ToString::to_string)
+    }
+
+    fn applied(&self) -> impl Iterator<Item = String> {
+        self.told.iter().filter_map(|line| line.strip_prefix("applied ")).map(ToString::to_string)
+    }
+}
+
+fn assert_told(told: &BTreeSet<String>, found: &Found, when: &str) {
+    let missing: Vec<&String> = told.difference(&found.orders).collect();
+    assert!(missing.is_empty(), "told and not there, {when}: {missing:?}");
+}
+
+/// What is in copies of the files of a shop that is dead: the files themselves are repaired by the next process.
+fn look_at_copies(folder: &Path) -> Found {
+    let copies = folder.join("copies");
+    fs::create_dir_all(&copies).unwrap();
+    let open = |name: &str| {
+        let (file, copy) = (folder.join(name), copies.join(name));
+        if !file.exists() {
+            return None;
+        }
+        fs::copy(&file, &copy).unwrap();
+        Some(RedbStore::open(&copy).unwrap_or_else(|error| panic!("{name}: {error}")))
+    };
+    match (open("sender.redb"), open("receiver.redb")) {
+        (Some(sender), Some(receiver)) => Found::of(&sender, &receiver).unwrap(),
+        _ => Found::default(),
+    }
+}
+
+/// P2 to P5, P8.
+#[test]
+fn a_shop_is_killed_again_and_again() {
+    let started = Instant::now();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (rounds, seed) = if long() { (300, 2) } else { (20, 1) };
+    let mut seed = Seed::new(seed);
+    let mut told = BTreeSet::new();
+    let (mut early, mut unknown, mut relayed) = (0, 0, 0);
+    for round in 0..rounds {
+        let mut victim = Victim::start("shop", "alone", folder, round, 0..1_000);
+        // Sometimes it dies while it opens its files.
+        if seed.below(4) > 0 {
+            let lines = 1 + seed.below(24);
+            victim.listen(lines);
+        }
+        victim.kill_after(Duration::from_micros(seed.below(8_000) as u64));
+        early += u32::from(victim.told.is_empty());
+        relayed += u32::from(victim.applied().next().is_some());
+        told.extend(victim.placed());
+        let found = look_at_copies(folder);
+        assert_told(&told, &found, &format!("after round {round}"));
+        for id in victim.applied() {
+            assert!(found.applied.contains(&id), "{id} was applied, and is not in round {round}");
+        }
+        unknown += found.orders.len() - told.len();
+        // P1, P8: what was under way is done again, whether it was committed or not; then we are told of it.
+        let under_way = format!("r{round}-{}", victim.placed().count());
+        let store = shop::open(&folder.join("sender.redb"), Mode::Alone).unwrap();
+        let repeated = shop::place(&store, &under_way, victim.placed().count(), twobox::Millis::new(0)).unwrap();
+        assert_eq!(repeated, found.orders.contains(&under_way), "{under_way}");
+        told.insert(under_way);
+        assert_eq!(told, Found::sent(&mut store.view().unwrap()).unwrap().0.orders);
+    }
+    let mut last = Victim::start("shop", "alone", folder, rounds, 0..1);
+    last.finish();
+    told.extend(last.placed());
+    let found = look_at_copies(folder);
+    assert_eq!(found.orders, told);
+    assert_eq!((found.pending, found.applied.len()), (0, told.len() * EVENTS), "P3: everything is delivered at the end");
+    assert!(early > 0 && relayed > 0, "it must be killed in all of its work");
+    println!(
+        "real death: {rounds} kills, {early} of them before the files were open, {relayed} after a delivery; {} orders told, {unknown} found that nobody was told of; \
+         {} effects, each once; {:.1?}",
+        told.len(),
+        found.applied.len(),
+        started.elapsed()
+    );
+}
+
+/// P2 to P5 with two senders and a relay on one file at once, in processes of their own, one of which is killed: redb's `MultiWriter`.
+#[test]
+fn many_processes_write_one_file() {
+    let started = Instant::now();
+    let (rounds, orders) = if long() { (60, 40) } else { (5, 15) };
+    let mut seed = Seed::new(3);
+    let (mut total, mut kills) = (0, 0);
+    for round in 0..rounds {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store.redb");
+        RedbStore::create(&path).unwrap().close().unwrap();
+        let start = |role, number| Victim::start(role, "many", folder.path(), number, 0..orders);
+        let mut victims = [start("sender", 1), start("sender", 2), start("relay", 3), start("relay", 3)];
+        let doomed = round % 5;
+        if let Some(victim) = victims.get_mut(doomed) {
+            victim.listen(1 + seed.below(5));
+            victim.kill_after(Duration::from_micros(seed.below(8_000) as u64));
+            kills += 1;
+        }
+        let mut told = BTreeSet::new();
+        for (number, victim) in victims.iter_mut().enumerate() {
+            if number != doomed {
+                victim.finish();
+            }
+            told.extend(victim.placed());
+        }
+        let mut last = start("relay", 4);
+        last.finish();
+        let store = RedbStore::open(&path).unwrap();
+        let found = Found::of(&store, &store).unwrap();
+        assert_told(&told, &found, &format!("after round {round}"));
+        assert!(found.orders.len() <= told.len() + 1, "only the order under way may be there untold");
+        assert_eq!((found.pending, found.applied.len()), (0, found.orders.len() * EVENTS), "round {round}");
+        total += found.orders.len();
+    }
+    println!(
+        "many processes on one file: {rounds} rounds of 2 senders and 2 relays, {kills} kills; {total} orders, {} effects, each once; {:.1?}",
+        total * EVENTS,
+        started.elapsed()
+    );
+}
+
+/// A reader in another process sees whole commits only, and all that were told before it looked (P2, P3).
+#[test]
+fn another_process_reads_meanwhile() {
+    let started = Instant::now();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let looks = if long() { 2_000 } else { 40 };
+    let mut victim = Victim::start("shop", "shared", folder, 0, 0..100_000);
+    victim.listen(2);
+    let reader = RedbReader::open(folder.join("sender.redb")).unwrap();
+    let mut before = 0;
+    for _look in 0..looks {
+        victim.told.extend(victim.lines.try_iter());
+        let told: BTreeSet<String> = victim.placed().collect();
+        let (found, _, _) = Found::sent(&mut reader.view().unwrap()).unwrap();
+        assert_told(&told, &found, "in the reader's view");
+        assert!(found.orders.len() >= before, "a later view shows less");
+        before = found.orders.len();
+        // The next look is at something new.
+        let lines = victim.told.len() + 1;
+        victim.listen(lines);
+    }
+    victim.kill_after(Duration::ZERO);
+    // With its writer dead, the reader keeps to the last commit that it can see.
+    let (found, _, _) = Found::sent(&mut reader.view().unwrap()).unwrap();
+    assert!(found.orders.len() >= before);
+    drop(reader);
+    // One that comes now is told that the file must be repaired by a writer.
+    assert!(matches!(RedbReader::open(folder.join("sender.redb")), Err(RedbError::NeedsRepair)));
+    let store = shop::open(&folder.join("sender.redb"), Mode::Alone).unwrap();
+    let (found, _, _) = Found::sent(&mut store.view().unwrap()).unwrap();
+    assert_told(&victim.placed().collect(), &found, "after the repair");
+    println!("one writes, one reads: {looks} views while {} orders were placed; {:.1?}", found.orders.len(), started.elapsed());
+}
