@@ -75,12 +75,15 @@ pub struct ContentDiffers {
 /// | poisoned           | the same       | nothing                    | [`Received::Poisoned`] |
 /// | any                | other          | nothing                    | refused, [`ContentDiffers`] |
 ///
-/// With [`Receive::in_order`], an event that would be applied waits for the one that was published before it in its ordering key:
+/// With [`Receive::in_order`], an event waits for the one that was published before it in its ordering key:
 ///
-/// | its predecessor                     | what is written                    | outcome |
-/// |-------------------------------------|------------------------------------|---------|
-/// | none, or at or before the position  | the same, and the position moves   | [`Received::Applied`] |
-/// | after the position                  | nothing                            | [`Received::WaitsFor`] |
+/// | its predecessor                     | what is written                                        | outcome   |
+/// |-------------------------------------|--------------------------------------------------------|-----------|
+/// | none, or at or before the position  | the same, and the position moves, if that brings it forward | the same |
+/// | after the position                  | nothing                                                | [`Received::WaitsFor`] |
+///
+/// A sender counts anew in a key that was idle for its retention: until its count has come to the position, events of that key
+/// do not wait for each other.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Receive {
     arrival: Arrival,
@@ -101,17 +104,28 @@ impl Place {
         Key::Position(consumer.clone(), self.ordering_key.clone())
     }
 
+    fn position(rows: &Rows) -> u64 {
+        rows.position().map_or(0, |(row, _)| row.sequence)
+    }
+
     /// Whether the consumer has come as far as this place.
     fn is_next(&self, rows: &Rows) -> bool {
-        self.after <= rows.position().map_or(0, |(row, _)| row.sequence)
+        self.after <= Self::position(rows)
+    }
+
+    /// Moves the position to the place of an event that ended before, at another one: a redrive gave it this one, and those behind
+    /// it must not wait for what is done already.
+    fn pass(&self, consumer: &Consumer, now: Millis, rows: &Rows, batch: &mut Batch) {
+        if self.is_next(rows) && self.sequence > Self::position(rows) {
+            self.reach(consumer, now, rows, batch);
+        }
     }
 
     /// Moves the position to this place.
     fn reach(&self, consumer: &Consumer, now: Millis, rows: &Rows, batch: &mut Batch) {
         let there = rows.position();
-        let position = there.map_or(0, |(row, _)| row.sequence);
-        // Nothing before it: the sender has begun to count anew, after a lane had been idle for its retention.
-        let sequence = if self.after == 0 { self.sequence } else { position.max(self.sequence) };
+        // Never back: this may be a late copy of an event that was skipped, and nothing would bring the position forward again.
+        let sequence = Self::position(rows).max(self.sequence);
         let record = Record::Position(consumer.clone(), self.ordering_key.clone(), PositionRow { sequence, at: now });
         match there {
             None => batch.insert(record),
@@ -167,19 +181,25 @@ impl Transition for Receive {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Received>, ContentDiffers> {
         let found = self.arrival.check(rows)?;
-        let failures = match found {
-            None => 0,
+        if let Some(place) = self.place.as_ref().filter(|place| !place.is_next(rows)) {
+            return Ok(Decision::nothing(Received::WaitsFor(place.after)));
+        }
+        let mut batch = Batch::new();
+        let (failures, ended) = match found {
+            None => (0, None),
             Some((row, _)) => match row.state {
-                InboxState::Applied => return Ok(Decision::nothing(Received::Duplicate)),
-                InboxState::Poisoned => return Ok(Decision::nothing(Received::Poisoned)),
-                InboxState::Failing => row.failures,
+                InboxState::Applied => (0, Some(Received::Duplicate)),
+                InboxState::Poisoned => (0, Some(Received::Poisoned)),
+                InboxState::Failing => (row.failures, None),
             },
         };
-        let mut batch = Batch::new();
-        if let Some(place) = &self.place {
-            if !place.is_next(rows) {
-                return Ok(Decision::nothing(Received::WaitsFor(place.after)));
+        if let Some(ended) = ended {
+            if let Some(place) = &self.place {
+                place.pass(&self.arrival.consumer, now, rows, &mut batch);
             }
+            return Ok(Decision::new(batch, ended));
+        }
+        if let Some(place) = &self.place {
             place.reach(&self.arrival.consumer, now, rows, &mut batch);
         }
         let row = InboxRow {
@@ -299,20 +319,26 @@ impl Transition for CountFailure {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<FailureCounted>, ContentDiffers> {
         let found = self.arrival.check(rows)?;
-        let failures = match found {
-            None => 1,
+        let mut batch = Batch::new();
+        let (failures, ended) = match found {
+            None => (1, None),
             Some((row, _)) => match row.state {
-                InboxState::Applied => return Ok(Decision::nothing(FailureCounted::AppliedAlready)),
-                InboxState::Poisoned => return Ok(Decision::nothing(FailureCounted::Poisoned)),
-                InboxState::Failing => row.failures.saturating_add(1),
+                InboxState::Applied => (0, Some(FailureCounted::AppliedAlready)),
+                InboxState::Poisoned => (0, Some(FailureCounted::Poisoned)),
+                InboxState::Failing => (row.failures.saturating_add(1), None),
             },
         };
+        if let Some(ended) = ended {
+            if let Some(place) = &self.place {
+                place.pass(&self.arrival.consumer, now, rows, &mut batch);
+            }
+            return Ok(Decision::new(batch, ended));
+        }
         let (state, outcome) = if failures < self.limit {
             (InboxState::Failing, FailureCounted::ComesAgain)
         } else {
             (InboxState::Poisoned, FailureCounted::Poisoned)
         };
-        let mut batch = Batch::new();
         if let Some(place) = self.place.as_ref().filter(|place| state == InboxState::Poisoned && place.is_next(rows)) {
             place.reach(&self.arrival.consumer, now, rows, &mut batch);
         }

@@ -80,13 +80,6 @@ impl Bug {
                     }
                 }
             }
-            (Self::PurgeEarly, Step::Purge(_)) => {
-                for stored in rows {
-                    if let Record::Inbox(_, _, row) = &mut stored.record {
-                        row.at = Millis::new(0);
-                    }
-                }
-            }
             (Self::SkipOtherContent, Step::DeliverOther { event, .. }) => {
                 for stored in rows {
                     if let Record::Inbox(_, _, row) = &mut stored.record {

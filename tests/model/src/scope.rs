@@ -42,6 +42,8 @@ pub struct Scope {
     pub purges: Vec<Table>,
     /// How long finished rows are kept.
     pub retention: Retention,
+    /// After how many failures of a consumer an event is set aside.
+    pub max_failures: u32,
     /// How relays deliver.
     pub policy: DeliveryPolicy,
     /// If the inbox is purged: the world keeps what the documentation asks for, namely that no event is retried and no copy is
@@ -78,6 +80,7 @@ impl Scope {
                 max_starts: 3,
                 when_dead: WhenDead::Block,
             },
+            max_failures: 2,
             longest_retry: None,
             rivals: false,
             bug: None,

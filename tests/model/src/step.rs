@@ -5,11 +5,12 @@ use core::time::Duration;
 
 use twobox::{
     Applied, Batch, Body, Cancel, Claim, Claimed, CommitRefused, CountFailure, DeliveryState, Discard, Ending, Event, InboxState,
-    Key, Load, Purge, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Rows, RunResult, Settle, Settled,
-    Store, Table, Tables, Transaction, Transition,
+    Key, Load, Millis, Purge, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Retention, Rows,
+    RunResult, Settle, Settled, Store, Table, Tables, Transaction, Transition,
 };
 use twobox_memory::{MemoryStore, State};
 
+use crate::bug::Bug;
 use crate::judge::Judged;
 use crate::scope::{Params, Scope, body, consumer, envelope, event_id, lane_of, number_of, owner};
 use crate::world::{Copy, Held, Promise, World};
@@ -105,7 +106,7 @@ impl World {
         for consumer in 0..scope.consumers {
             for copy in &self.network {
                 steps.push(Step::Deliver { copy: *copy, consumer });
-                if self.faults > 0 {
+                if self.faults > 0 && (!scope.in_order || copy.after <= self.position(copy.event, consumer)) {
                     steps.push(Step::Fail { copy: *copy, consumer });
                 }
             }
@@ -197,6 +198,13 @@ impl World {
         }
     }
 
+    fn position(&self, event: u8, number: u8) -> u64 {
+        match self.db.row(Key::Position(consumer(number), lane_of(event))) {
+            Some(Record::Position(_, _, row)) => row.sequence,
+            _ => 0,
+        }
+    }
+
     /// The world after a step; `None` if it cannot happen or comes to nothing new.
     pub(crate) fn after(&self, scope: &Scope, step: &Step) -> Option<Self> {
         let mut after = self.clone();
@@ -218,7 +226,8 @@ impl World {
 
     /// Runs a transition: it decides over what it read in `view`, and the batch is applied to what is there now.
     fn run<T: Transition>(&mut self, scope: &Scope, step: &Step, view: &State, token: Option<u64>, transition: &T) -> Ran<T> {
-        let Ok(rows) = view.clone().load(&transition.query(self.time()));
+        let at = if scope.bug == Some(Bug::IgnoreLease) { Millis::MAX } else { self.time() };
+        let Ok(rows) = view.clone().load(&transition.query(at));
         let rows = match scope.bug {
             None => rows,
             Some(bug) => {
@@ -325,7 +334,12 @@ impl World {
             }
             Step::Fail { copy, consumer: number } => {
                 self.spend(false)?;
-                let count = CountFailure::new(consumer(*number), &envelope(copy.event), Reason::new("no"), 2);
+                // The handler failed, so it had run: the event was next.
+                let limit = scope.max_failures;
+                let mut count = CountFailure::new(consumer(*number), &envelope(copy.event), Reason::new("no"), limit);
+                if scope.in_order {
+                    count = count.in_order(lane_of(copy.event), copy.sequence, copy.after);
+                }
                 match self.run(scope, step, view, None, &count) {
                     Ran::Done(_) => {}
                     Ran::Refused(_) => self.break_unless(Promise::P5, false),
@@ -350,7 +364,9 @@ impl World {
                 self.operate(scope, step, view, &discard)?;
             }
             Step::Purge(table) => {
-                let purge = Purge::new(&scope.retention, *table, NonZeroU16::MAX);
+                let early = Retention { inbox: Duration::ZERO, ..scope.retention.clone() };
+                let retention = if scope.bug == Some(Bug::PurgeEarly) { &early } else { &scope.retention };
+                let purge = Purge::new(retention, *table, NonZeroU16::MAX);
                 match self.run(scope, step, view, None, &purge) {
                     Ran::Done(_) => {}
                     Ran::Refused(never) => match never {},

@@ -55,7 +55,8 @@ fn two_relays(faults: u8, ticks: u64) -> Scope {
 
 /// A consumer that asks for order, where events are skipped: cancelled, given up, discarded, redriven (P4, P5).
 fn in_order(when_dead: WhenDead, faults: u8, operations: u8) -> Scope {
-    let mut scope = Scope { events: vec![0, 2, 4], relays: 1, in_order: true, ticks: 0, faults, operations, ..Scope::new() };
+    let mut scope =
+        Scope { events: vec![0, 2, 4], relays: 1, in_order: true, max_failures: 1, ticks: 0, faults, operations, ..Scope::new() };
     scope.policy.when_dead = when_dead;
     scope.policy.max_failures = 1;
     scope.policy.max_starts = 2;
