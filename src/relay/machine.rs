@@ -543,7 +543,9 @@ impl RelayMachine {
     }
 
     fn wants_claim(&self) -> bool {
-        self.may_claim() && self.paused_until.is_none() && self.claim_at <= self.now
+        // A claim that rides along with a settlement costs no commit of its own, and finds what the settlement set free.
+        let is_time = self.claim_at <= self.now || !self.results.is_empty();
+        self.may_claim() && self.paused_until.is_none() && is_time
     }
 
     fn next_publishes(&mut self) -> Vec<Ticket> {

@@ -77,12 +77,15 @@ pub struct ContentDiffers {
 /// | poisoned           | the same       | nothing                    | [`Received::Poisoned`] |
 /// | any                | other          | nothing                    | refused, [`ContentDiffers`] |
 ///
-/// With [`Receive::in_order`], an event that would be applied waits for the one that was published before it in its ordering key:
+/// With [`Receive::in_order`], an event waits for the one that was published before it in its ordering key:
 ///
-/// | its predecessor                     | what is written                    | outcome |
-/// |-------------------------------------|------------------------------------|---------|
-/// | none, or at or before the position  | the same, and the position moves   | [`Received::Applied`] |
-/// | after the position                  | nothing                            | [`Received::WaitsFor`] |
+/// | its predecessor                     | what is written                                        | outcome   |
+/// |-------------------------------------|--------------------------------------------------------|-----------|
+/// | none, or at or before the position  | the same, and the position moves, if that brings it forward | the same |
+/// | after the position                  | nothing                                                | [`Received::WaitsFor`] |
+///
+/// A sender counts anew in a key that was idle for its retention: an event with nothing before it that was committed later than all
+/// that was applied sets the position back.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Receive {
     arrival: Arrival,
@@ -103,20 +106,36 @@ impl Place {
         Key::Position(consumer.clone(), self.ordering_key.clone())
     }
 
+    fn position(rows: &Rows) -> u64 {
+        rows.position().map_or(0, |(row, _)| row.sequence)
+    }
+
     /// Whether the consumer has come as far as this place.
     fn is_next(&self, rows: &Rows) -> bool {
-        self.after <= rows.position().map_or(0, |(row, _)| row.sequence)
+        self.after <= Self::position(rows)
+    }
+
+    /// Moves the position to the place of an event that ended before, at another one: a redrive gave it this one, and those behind
+    /// it must not wait for what is done already.
+    fn pass(&self, arrival: &Arrival, now: Millis, rows: &Rows, batch: &mut Batch) {
+        if self.is_next(rows) && self.sequence > Self::position(rows) {
+            self.reach(arrival, now, rows, batch);
+        }
     }
 
     /// Moves the position to this place, unless it is further already.
     fn reach(&self, arrival: &Arrival, now: Millis, rows: &Rows, batch: &mut Batch) {
         let there = rows.position();
-        // With nothing before it, and committed later than what is there, it is no latecomer: the sender has begun to count anew,
-        // after the lane had been idle for its retention.
-        let anew = |row: &PositionRow| self.after == 0 && arrival.time > row.committed_at;
         let row = match there {
-            Some((row, _)) if row.sequence >= self.sequence && !anew(row) => PositionRow { at: now, ..row.clone() },
-            Some(_) | None => PositionRow { sequence: self.sequence, committed_at: arrival.time, at: now },
+            None => PositionRow { sequence: self.sequence, committed_at: arrival.time, at: now },
+            // With nothing before it, and committed later than all that was applied, it is no latecomer: the sender has begun to
+            // count anew, after the lane had been idle for its retention. Nothing else moves the position back, since nothing
+            // would bring it forward again.
+            Some((row, _)) => {
+                let anew = self.after == 0 && arrival.time > row.committed_at;
+                let sequence = if anew { self.sequence } else { self.sequence.max(row.sequence) };
+                PositionRow { sequence, committed_at: arrival.time.max(row.committed_at), at: now }
+            }
         };
         let record = Record::Position(arrival.consumer.clone(), self.ordering_key.clone(), row);
         match there {
@@ -173,19 +192,25 @@ impl Transition for Receive {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Received>, ContentDiffers> {
         let found = self.arrival.check(rows)?;
-        let failures = match found {
-            None => 0,
+        if let Some(place) = self.place.as_ref().filter(|place| !place.is_next(rows)) {
+            return Ok(Decision::nothing(Received::WaitsFor(place.after)));
+        }
+        let mut batch = Batch::new();
+        let (failures, ended) = match found {
+            None => (0, None),
             Some((row, _)) => match row.state {
-                InboxState::Applied => return Ok(Decision::nothing(Received::Duplicate)),
-                InboxState::Poisoned => return Ok(Decision::nothing(Received::Poisoned)),
-                InboxState::Failing => row.failures,
+                InboxState::Applied => (0, Some(Received::Duplicate)),
+                InboxState::Poisoned => (0, Some(Received::Poisoned)),
+                InboxState::Failing => (row.failures, None),
             },
         };
-        let mut batch = Batch::new();
-        if let Some(place) = &self.place {
-            if !place.is_next(rows) {
-                return Ok(Decision::nothing(Received::WaitsFor(place.after)));
+        if let Some(ended) = ended {
+            if let Some(place) = &self.place {
+                place.pass(&self.arrival, now, rows, &mut batch);
             }
+            return Ok(Decision::new(batch, ended));
+        }
+        if let Some(place) = &self.place {
             place.reach(&self.arrival, now, rows, &mut batch);
         }
         let row = InboxRow {
@@ -305,20 +330,26 @@ impl Transition for CountFailure {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<FailureCounted>, ContentDiffers> {
         let found = self.arrival.check(rows)?;
-        let failures = match found {
-            None => 1,
+        let mut batch = Batch::new();
+        let (failures, ended) = match found {
+            None => (1, None),
             Some((row, _)) => match row.state {
-                InboxState::Applied => return Ok(Decision::nothing(FailureCounted::AppliedAlready)),
-                InboxState::Poisoned => return Ok(Decision::nothing(FailureCounted::Poisoned)),
-                InboxState::Failing => row.failures.saturating_add(1),
+                InboxState::Applied => (0, Some(FailureCounted::AppliedAlready)),
+                InboxState::Poisoned => (0, Some(FailureCounted::Poisoned)),
+                InboxState::Failing => (row.failures.saturating_add(1), None),
             },
         };
+        if let Some(ended) = ended {
+            if let Some(place) = &self.place {
+                place.pass(&self.arrival, now, rows, &mut batch);
+            }
+            return Ok(Decision::new(batch, ended));
+        }
         let (state, outcome) = if failures < self.limit {
             (InboxState::Failing, FailureCounted::ComesAgain)
         } else {
             (InboxState::Poisoned, FailureCounted::Poisoned)
         };
-        let mut batch = Batch::new();
         if let Some(place) = self.place.as_ref().filter(|place| state == InboxState::Poisoned && place.is_next(rows)) {
             place.reach(&self.arrival, now, rows, &mut batch);
         }

@@ -843,11 +843,11 @@ fn receive_in_order() {
         (None, 1, 0, (1, time)),
         (None, 5, 0, (5, time)),
         (Some((4, earlier)), 5, 4, (5, time)),
-        (Some((4, later)), 7, 4, (7, time)),
+        (Some((4, later)), 7, 4, (7, later)),
         (Some((4, earlier)), 7, 3, (7, time)),
         // One that comes late does not move it back, be it the very first; one that begins anew, later than all before, does.
         (Some((9, later)), 5, 4, (9, later)),
-        (Some((9, earlier)), 5, 4, (9, earlier)),
+        (Some((9, earlier)), 5, 4, (9, time)),
         (Some((9, later)), 1, 0, (9, later)),
         (Some((9, time)), 1, 0, (9, time)),
         (Some((9, earlier)), 1, 0, (1, time)),
@@ -862,9 +862,17 @@ fn receive_in_order() {
         let rows: Vec<Stored> = before.map(|before| stored(6, position((before, time), ms(10)))).into_iter().collect();
         assert_eq!(decide(receive(sequence, after), &rows), writes_nothing(Received::WaitsFor(after)));
     }
-    // What is done does not wait.
+    // What is done waits too, and then moves the position to a place that a redrive gave it: those behind it wait for that place.
     for (state, outcome) in [(InboxState::Applied, Received::Duplicate), (InboxState::Poisoned, Received::Poisoned)] {
-        assert_eq!(decide(receive(9, 8), &[stored(3, inbox(state, 2, &event))]), writes_nothing(outcome));
+        let done = || stored(3, inbox(state, 2, &event));
+        let at_place = |place| stored(6, position((place, later), ms(10)));
+        assert_eq!(decide(receive(9, 8), &[done()]), writes_nothing(Received::WaitsFor(8)));
+        assert_eq!(decide(receive(9, 8), &[done(), at_place(7)]), writes_nothing(Received::WaitsFor(8)));
+        let moves = writes([update(6, position((9, later), NOW))], outcome);
+        assert_eq!(decide(receive(9, 8), &[done(), at_place(8)]), moves);
+        for there in [9, 10] {
+            assert_eq!(decide(receive(9, 8), &[done(), at_place(there)]), writes_nothing(outcome));
+        }
     }
 }
 

@@ -1,0 +1,222 @@
+//! A world: the tables, what relays hold in memory, what is on the network, and what the judge has written down.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
+
+use twobox::{DeliveryState, LeaseRef, Load, Millis, Query, Record, Table};
+use twobox_memory::State;
+
+use crate::scope::{Params, Scope};
+
+/// The promises that are judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "they are described in the README")]
+pub enum Promise {
+    P1,
+    P2,
+    P3,
+    P4,
+    P5,
+    P6,
+    P7,
+}
+
+impl Promise {
+    pub(crate) const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// The tables, compared by what can still make a difference; see the hash of [`World`].
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Db(pub State);
+
+impl Db {
+    /// The rows of a table.
+    pub fn table(&self, table: Table) -> impl Iterator<Item = Record> {
+        let Ok(rows) = self.0.clone().load(&Query::Walk { table, after: None, limit: usize::MAX });
+        rows.into_vec().into_iter().map(|stored| stored.record)
+    }
+
+    /// The row with a key.
+    pub fn row(&self, key: twobox::Key) -> Option<Record> {
+        let Ok(rows) = self.0.clone().load(&Query::rows([key]));
+        rows.into_vec().pop().map(|stored| stored.record)
+    }
+}
+
+impl std::fmt::Debug for Db {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Ok(dump) = twobox::Dump::of(&mut self.0.clone());
+        write!(f, "\n{dump}")
+    }
+}
+
+/// A run that a relay holds.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Held {
+    pub(crate) lease: LeaseRef,
+    /// Event, sequence, and the sequence before it.
+    pub(crate) deliveries: Vec<(u8, u64, u64)>,
+    /// How many of them the broker has confirmed.
+    pub(crate) confirmed: usize,
+    /// What ended the run.
+    pub(crate) ended: Option<crate::step::Answer>,
+    /// It was settled, and the answer was lost: it can only be settled again.
+    pub(crate) asked: bool,
+    /// Written down by the judge: another claim took the lane, or a settle of this run was committed.
+    pub(crate) stale: bool,
+}
+
+/// An event on the network. It stays there: whether it is delivered never, once or often, and when, is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Copy {
+    /// Which event.
+    pub event: u8,
+    /// Its place in its lane.
+    pub sequence: u64,
+    /// The place before it.
+    pub after: u64,
+}
+
+/// What is written down from outside of the rules, to judge by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Ghost {
+    /// The parameters that were accepted first, by request.
+    pub bound: [Option<Params>; 2],
+    /// Whether the order is committed, by request.
+    pub placed: [bool; 2],
+    /// The events that are committed, as bits.
+    pub committed: u8,
+    /// The events that were purged.
+    pub purged: u8,
+    /// The events that the broker has confirmed to a relay.
+    pub broker: u8,
+    /// The events that were applied, by consumer.
+    pub applied: [u8; 2],
+    /// When an event was committed or redriven, if the world keeps to a longest retry.
+    pub since: [u64; 5],
+    /// The promises that were broken by a step.
+    pub broken: u8,
+}
+
+/// One state of everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct World {
+    /// Whether the age of what is done can make a difference: whether something is purged.
+    pub ages: bool,
+    /// The clock.
+    pub now: u64,
+    /// The tables of the sender and of the receivers.
+    pub db: Db,
+    /// What each relay holds, by lane.
+    pub relays: Vec<BTreeMap<String, Held>>,
+    /// What is on the network.
+    pub network: BTreeSet<Copy>,
+    /// Whether a transaction of the step under way has written something.
+    pub(crate) wrote: bool,
+    /// How much may still go wrong.
+    pub faults: u8,
+    /// How much the operator may still do.
+    pub operations: u8,
+    /// Whether the clock has stepped back.
+    pub stepped_back: bool,
+    /// What is written down.
+    pub ghost: Ghost,
+}
+
+impl World {
+    pub(crate) fn new(scope: &Scope) -> Self {
+        Self {
+            ages: !scope.purges.is_empty(),
+            now: 0,
+            db: Db::default(),
+            relays: vec![BTreeMap::new(); scope.relays.into()],
+            network: BTreeSet::new(),
+            wrote: false,
+            faults: scope.faults,
+            operations: scope.operations,
+            stepped_back: false,
+            ghost: Ghost::default(),
+        }
+    }
+
+    pub(crate) fn time(&self) -> Millis {
+        Millis::new(self.now)
+    }
+
+    pub(crate) fn break_unless(&mut self, promise: Promise, holds: bool) {
+        if !holds {
+            self.ghost.broken |= promise.bit();
+        }
+    }
+}
+
+/// Two worlds are the same if they differ in nothing that can ever make a difference:
+///
+/// - revisions count writes; they are compared within one transaction, which begins and ends within one step, so never across steps;
+/// - a fencing token only grows while its lane exists, so all that counts of a token that a relay holds is whether it is that of
+///   the lane. Where lanes are purged, and tokens begin anew, tokens count in full;
+/// - where nothing is purged, it makes no difference since when something has been done (a redrive is within its window there).
+impl Hash for World {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let mut tokens = BTreeMap::new();
+        for table in Table::ALL {
+            for mut record in self.db.table(table) {
+                if let Record::Lane(lane, row) = &record {
+                    tokens.insert(lane.as_str().to_string(), row.token);
+                }
+                if !self.ages {
+                    forget_ages(&mut record);
+                }
+                record.hash(state);
+            }
+        }
+        for held in &self.relays {
+            held.len().hash(state);
+            for (lane, held) in held {
+                let mut held = held.clone();
+                if !self.ages {
+                    held.lease.token = u64::from(tokens.get(lane) == Some(&held.lease.token));
+                }
+                held.hash(state);
+            }
+        }
+        (self.now, &self.network, self.faults, self.operations, self.stepped_back, &self.ghost).hash(state);
+    }
+}
+
+fn forget_ages(record: &mut Record) {
+    let never = Millis::new(0);
+    match record {
+        Record::Request(_, row) => {
+            row.registered_at = never;
+            if let Some(placed) = &mut row.placed {
+                placed.at = never;
+            }
+        }
+        Record::Order(_, row) => row.committed_at = never,
+        Record::Event(event) => event.time = never,
+        Record::Outbox(_, row) => {
+            row.committed_at = never;
+            row.state = match row.state {
+                DeliveryState::Pending => DeliveryState::Pending,
+                DeliveryState::Confirmed(_) => DeliveryState::Confirmed(never),
+                DeliveryState::Dead(_) => DeliveryState::Dead(never),
+                DeliveryState::Discarded(_) => DeliveryState::Discarded(never),
+                DeliveryState::Cancelled(_) => DeliveryState::Cancelled(never),
+            };
+            if row.state != DeliveryState::Pending {
+                row.due = never;
+            }
+        }
+        Record::Lane(_, row) => {
+            row.changed_at = never;
+            row.token = 0;
+        }
+        Record::Inbox(_, _, row) => row.at = never,
+        Record::Position(_, _, row) => row.at = never,
+        Record::Call(_, _, row) => row.at = never,
+        Record::Effect(..) => {}
+    }
+}

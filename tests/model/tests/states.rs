@@ -1,0 +1,190 @@
+//! All states of small worlds (P1 to P8), and that the judge sees what is wrong.
+
+use core::time::Duration;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use stateright::{Checker, HasDiscoveries, Model, Path};
+use twobox::{Retention, Table, WhenDead};
+use twobox_model::{Bug, Scope, Step, World};
+
+const TICK: Duration = Duration::from_millis(1);
+
+fn show(property: &str, path: &Path<World, Step>) {
+    println!("{property} is broken by");
+    for step in path.clone().into_actions() {
+        println!("    {step:?}");
+    }
+    println!("which comes to {:#?}", path.last_state());
+}
+
+/// Looks at all states and prints how many there are.
+fn check(name: &str, scope: Scope) {
+    let begun = Instant::now();
+    let checker = scope.checker().threads(2).spawn_bfs().join();
+    let (states, steps, depth) = (checker.unique_state_count(), checker.state_count(), checker.max_depth());
+    println!("{name}: {states} states, {steps} steps, depth {depth}, {:.1} s", begun.elapsed().as_secs_f32());
+    for (property, path) in checker.discoveries() {
+        show(property, &path);
+    }
+    assert!(checker.is_done() && checker.discoveries().is_empty(), "{name}: a promise is broken, see above");
+}
+
+/// One order with two events in two keys, with faults: crashes, lost answers, failed publishes, a clock that steps back (P3, P6, P8).
+fn one_order(faults: u8) -> Scope {
+    Scope { requests: 1, events: vec![0, 1], relays: 1, faults, ticks: 1, clock_back: true, ..Scope::new() }
+}
+
+/// Clients that come again with other parameters and other order ids, and requests that are purged (P1, P2, P7).
+fn clients(relays: u8) -> Scope {
+    Scope {
+        other_params: true,
+        relays,
+        faults: 0,
+        ticks: 2,
+        purges: vec![Table::Requests],
+        retention: Retention { requests: TICK, ..Scope::new().retention },
+        ..Scope::new()
+    }
+}
+
+/// Two orders with three events in two keys and two relays (P3, P4, P6).
+fn two_relays(faults: u8, ticks: u64) -> Scope {
+    Scope { faults, ticks, ..Scope::new() }
+}
+
+/// A consumer that asks for order, where events are skipped: cancelled, given up, discarded, redriven (P4, P5).
+fn in_order(when_dead: WhenDead, faults: u8, operations: u8) -> Scope {
+    let mut scope =
+        Scope { events: vec![0, 2, 4], relays: 1, in_order: true, max_failures: 1, ticks: 0, faults, operations, ..Scope::new() };
+    scope.policy.when_dead = when_dead;
+    scope.policy.max_failures = 1;
+    scope.policy.max_starts = 2;
+    scope
+}
+
+/// One order, for so long that everything is purged; the operator redrives what is dead (P5, P7, F10).
+fn retention(ticks: u64) -> Scope {
+    let mut scope = Scope {
+        requests: 1,
+        events: vec![0],
+        relays: 1,
+        ticks,
+        faults: 1,
+        operations: 1,
+        longest_retry: Some(2),
+        ..Scope::new()
+    };
+    scope.policy.max_failures = 1;
+    scope.policy.max_starts = 2;
+    scope.purges = vec![Table::Outbox, Table::Lanes, Table::Requests, Table::Inbox];
+    scope.retention = Retention { inbox: TICK * 4, ..scope.retention };
+    scope
+}
+
+/// Two transactions at once, of which the first one read before the second one committed.
+fn rivals(faults: u8, ticks: u64) -> Scope {
+    Scope { requests: 1, events: vec![0, 1], rivals: true, faults, ticks, ..Scope::new() }
+}
+
+#[test]
+fn one_order_and_every_fault() {
+    check("one order, 1 fault", one_order(1));
+}
+
+#[test]
+fn clients_that_come_again() {
+    check("clients", clients(0));
+}
+
+#[test]
+fn two_orders_and_two_relays() {
+    check("two orders, two relays", two_relays(0, 1));
+}
+
+#[test]
+fn consumers_in_order() {
+    check("in order, block", in_order(WhenDead::Block, 1, 1));
+    check("in order, continue", in_order(WhenDead::Continue, 1, 1));
+}
+
+#[test]
+fn everything_is_purged() {
+    check("retention", retention(6));
+}
+
+#[test]
+fn rival_transactions() {
+    check("rivals", rivals(0, 1));
+}
+
+/// The large bounds: `cargo test --release -p twobox-model --test states -- --ignored --nocapture --test-threads 1`.
+#[test]
+#[ignore = "takes some minutes"]
+fn large() {
+    check("one order, 2 faults", one_order(2));
+    check("clients and a relay", clients(1));
+    check("two orders, two relays, 1 fault", two_relays(1, 1));
+    check("in order, block, 2 operations", in_order(WhenDead::Block, 1, 2));
+    check("in order, continue, 2 operations", in_order(WhenDead::Continue, 1, 2));
+    check("retention, long", retention(7));
+    check("rivals, 1 fault", rivals(1, 1));
+}
+
+/// With the bug, the checker finds that this promise is broken, and finds it as the first one.
+fn finds(bug: Bug, property: &'static str, scope: Scope) {
+    let scope = Scope { bug: Some(bug), ..scope };
+    let checker = scope.checker().threads(1).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let discoveries = checker.discoveries();
+    for (property, path) in &discoveries {
+        println!("{bug:?}");
+        show(property, path);
+    }
+    let found: BTreeSet<&str> = discoveries.keys().copied().collect();
+    assert_eq!(found, BTreeSet::from([property]), "{bug:?}");
+}
+
+#[test]
+fn p1_is_judged() {
+    finds(Bug::ForgetFingerprint, "P1", clients(0));
+}
+
+#[test]
+fn p2_is_judged() {
+    finds(Bug::SplitOrder, "P2", one_order(0));
+}
+
+#[test]
+fn p3_is_judged() {
+    finds(Bug::LoseFailed, "P3", one_order(1));
+    finds(Bug::ForgetDue, "P3", one_order(1));
+}
+
+#[test]
+fn p4_is_judged() {
+    finds(Bug::PassOver, "P4", Scope { relays: 1, events: vec![0, 2], ..two_relays(1, 1) });
+}
+
+#[test]
+fn p5_is_judged() {
+    finds(Bug::DropInboxRow, "P5", one_order(0));
+    finds(Bug::SkipOtherContent, "P5", Scope { other_params: true, ticks: 0, ..one_order(0) });
+}
+
+#[test]
+fn p6_is_judged() {
+    finds(Bug::IgnoreToken, "P6", Scope { requests: 1, events: vec![0, 1], ..two_relays(0, 1) });
+    finds(Bug::IgnoreLease, "P6", Scope { requests: 1, events: vec![0, 1], ..two_relays(0, 1) });
+}
+
+#[test]
+fn p7_is_judged() {
+    finds(Bug::PurgePending, "P7", retention(3));
+    finds(Bug::PurgeEarly, "P7", retention(3));
+}
+
+/// An event that is never due again is pending for ever: only the drain sees that (P8).
+#[test]
+fn p8_is_judged() {
+    finds(Bug::BackoffForever, "P8", one_order(1));
+}
