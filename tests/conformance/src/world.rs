@@ -305,7 +305,7 @@ impl<'s, H: Harness> World<'s, H> {
             Command::StartCall { consumer, event } => {
                 let start = Start::new(call_of(consumer, event)?, Duration::from_millis(PATIENCE), WhenUnknown::Ask);
                 Ok(match ended(self.receiver().run(start, self.clock))? {
-                    Ended::Done(Started::Call) => Outcome::of("make the call"),
+                    Ended::Done(Started::Call(_)) => Outcome::of("make the call"),
                     Ended::Done(Started::UnderWay) => Outcome::of("somebody is making it"),
                     Ended::Done(Started::Ask) => Outcome::of("ask the other side"),
                     Ended::Done(Started::Wait) => Outcome::of("wait for an operator"),
