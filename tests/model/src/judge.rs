@@ -61,9 +61,12 @@ impl World {
 
     /// A claim must take what is due, and nothing that another one holds (P3, P4, P6).
     pub(crate) fn judge_claim(&mut self, view: &State, before: &Db, claimed: &Claimed) {
+        let now = self.time();
         // A rival may have committed what was not there to be seen.
         let all_seen = *view == before.0;
-        let now = self.time();
+        // What it leaves, though it is due, it must come for at once: an event that may bring the relay down is tried alone.
+        let comes_at_once =
+            claimed.next_due.is_some_and(|due| due <= now) && !(claimed.runs.is_empty() && claimed.dead.is_empty());
         let rows = outbox(before);
         for (name, lane) in lanes(before) {
             let run = claimed.runs.iter().find(|run| run.lease.lane.as_str() == name);
@@ -73,7 +76,10 @@ impl World {
             let waits = lane.blocked_by.is_some() || first.is_none_or(|(_, row)| row.due > now);
             match (run, first) {
                 (None, Some((event, _))) => {
-                    self.break_unless(Promise::P3, !all_seen || leased || waits || claimed.dead.contains(&event_id(*event)));
+                    self.break_unless(
+                        Promise::P3,
+                        !all_seen || leased || waits || comes_at_once || claimed.dead.contains(&event_id(*event)),
+                    );
                 }
                 (Some(run), Some((event, _))) => {
                     self.break_unless(Promise::P6, !leased);
@@ -104,7 +110,8 @@ impl World {
             let missed = outbox(&self.db).iter().any(|(other, row)| {
                 let before = *other != copy.event && row.lane == lane_of(copy.event) && row.sequence < copy.sequence;
                 let wanted = matches!(row.state, DeliveryState::Pending | DeliveryState::Confirmed(_));
-                before && wanted && applied & bit(*other) == 0
+                let set_aside = || self.inbox(*other, number) == Some(InboxState::Poisoned);
+                before && wanted && applied & bit(*other) == 0 && !set_aside()
             });
             self.break_unless(Promise::P4, !missed);
         }

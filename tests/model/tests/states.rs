@@ -110,7 +110,7 @@ fn consumers_in_order() {
 
 #[test]
 fn everything_is_purged() {
-    check("retention", retention(6));
+    check("retention", retention(5));
 }
 
 #[test]

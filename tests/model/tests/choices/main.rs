@@ -1,0 +1,6 @@
+//! All choices: the memory store, which says what is right, against redb, on every sequence of commands up to a length, and on random
+//! ones beyond it. Both must give the same answers and hold the same tables after each step.
+
+mod command;
+mod exhaustive;
+mod random;
