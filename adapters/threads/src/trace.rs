@@ -18,6 +18,7 @@ pub(crate) fn publish(message: &Message, publish: impl FnOnce() -> Published) ->
         Published::Confirmed => tracing::debug!("confirmed"),
         Published::Failed(reason) => tracing::warn!(%reason, "failed"),
         Published::Rejected(reason) => tracing::error!(%reason, "rejected"),
+        Published::Deferred(reason) => tracing::debug!(%reason, "deferred"),
         Published::Unavailable(reason) => tracing::warn!(%reason, "the broker cannot be reached"),
         Published::Abandoned => tracing::debug!("abandoned"),
     }
