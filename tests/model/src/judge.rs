@@ -20,18 +20,15 @@ pub(crate) enum Judged {
 }
 
 fn outbox(db: &Db) -> BTreeMap<u8, OutboxRow> {
-    let rows = db.table(Table::Outbox).filter_map(|record| match record {
-        Record::Outbox(id, row) => number_of(&id).map(|event| (event, row)),
-        _ => None,
-    });
+    let rows = db.table(Table::Outbox);
+    let rows = rows.filter_map(|record| if let Record::Outbox(id, row) = record { Some((number_of(&id)?, row)) } else { None });
     rows.collect()
 }
 
 fn lanes(db: &Db) -> BTreeMap<String, LaneRow> {
-    let rows = db.table(Table::Lanes).filter_map(|record| match record {
-        Record::Lane(key, row) => Some((key.as_str().to_string(), row)),
-        _ => None,
-    });
+    let rows = db.table(Table::Lanes);
+    let rows =
+        rows.filter_map(|record| if let Record::Lane(key, row) = record { Some((key.as_str().into(), row)) } else { None });
     rows.collect()
 }
 
@@ -268,9 +265,8 @@ impl World {
     }
 
     fn effects_have_their_rows(&self) -> bool {
-        let applied = self.db.table(Table::Inbox).filter_map(|record| match record {
-            Record::Inbox(consumer, id, row) if row.effect => Some(Key::Effect(consumer, id)),
-            _ => None,
+        let applied = self.db.table(Table::Inbox).filter_map(|record| {
+            if let Record::Inbox(consumer, id, row) = record { row.effect.then_some(Key::Effect(consumer, id)) } else { None }
         });
         let effects = self.db.table(Table::Effects).map(|record| record.key());
         applied.collect::<BTreeSet<_>>() == effects.collect::<BTreeSet<_>>()

@@ -182,12 +182,10 @@ impl World {
     /// Whether the world keeps to the longest retry if the clock goes on.
     fn may_tick(&self, scope: &Scope) -> bool {
         let Some(longest) = scope.longest_retry else { return true };
-        self.db.table(Table::Outbox).all(|record| match record {
-            Record::Outbox(id, row) if row.state == DeliveryState::Pending => {
-                let since = number_of(&id).map_or(0, |event| self.ghost.since[usize::from(event)]);
-                (self.now + 1).saturating_sub(since) <= longest
-            }
-            _ => true,
+        self.db.table(Table::Outbox).all(|record| {
+            let Record::Outbox(id, row) = record else { return true };
+            let since = number_of(&id).map_or(0, |event| self.ghost.since[usize::from(event)]);
+            row.state != DeliveryState::Pending || (self.now + 1).saturating_sub(since) <= longest
         })
     }
 
@@ -208,17 +206,16 @@ impl World {
     /// The world after a step; `None` if it cannot happen or comes to nothing new.
     pub(crate) fn after(&self, scope: &Scope, step: &Step) -> Option<Self> {
         let mut after = self.clone();
-        match step {
-            Step::Rival(first, second) => {
-                after.perform(scope, second, &self.db.0)?;
-                after.wrote = false;
-                after.perform(scope, first, &self.db.0)?;
-                if !after.wrote {
-                    // It is as if it had come first.
-                    return None;
-                }
+        if let Step::Rival(first, second) = step {
+            after.perform(scope, second, &self.db.0)?;
+            after.wrote = false;
+            after.perform(scope, first, &self.db.0)?;
+            if !after.wrote {
+                // It is as if it had come first.
+                return None;
             }
-            step => after.perform(scope, step, &self.db.0)?,
+        } else {
+            after.perform(scope, step, &self.db.0)?;
         }
         after.wrote = false;
         Some(after)
@@ -554,9 +551,10 @@ pub(crate) fn effect(event: u8) -> Body {
 
 impl Step {
     fn relay(&self) -> Option<u8> {
-        match self {
-            Self::Claim { relay, .. } | Self::Settle { relay, .. } | Self::Renew { relay, .. } => Some(*relay),
-            _ => None,
+        if let Self::Claim { relay, .. } | Self::Settle { relay, .. } | Self::Renew { relay, .. } = self {
+            Some(*relay)
+        } else {
+            None
         }
     }
 

@@ -1,5 +1,7 @@
 //! All states of small worlds (P1 to P8), and that the judge sees what is wrong.
 
+#![allow(clippy::print_stdout, reason = "it prints how much was looked at, and what is wrong")]
+
 use core::time::Duration;
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -36,12 +38,12 @@ fn one_order(faults: u8) -> Scope {
 }
 
 /// Clients that come again with other parameters and other order ids, and requests that are purged (P1, P2, P7).
-fn clients(relays: u8) -> Scope {
+fn clients(ticks: u64) -> Scope {
     Scope {
         other_params: true,
-        relays,
+        relays: 0,
         faults: 0,
-        ticks: 2,
+        ticks,
         purges: vec![Table::Requests],
         retention: Retention { requests: TICK, ..Scope::new().retention },
         ..Scope::new()
@@ -94,7 +96,7 @@ fn one_order_and_every_fault() {
 
 #[test]
 fn clients_that_come_again() {
-    check("clients", clients(0));
+    check("clients", clients(3));
 }
 
 #[test]
@@ -123,7 +125,8 @@ fn rival_transactions() {
 #[ignore = "takes some minutes"]
 fn large() {
     check("one order, 2 faults", one_order(2));
-    check("clients and a relay", clients(1));
+    check("clients, 6 ticks", clients(6));
+    check("one order, 1 fault, two consumers", Scope { consumers: 2, ..one_order(1) });
     check("two orders, two relays, 1 fault", two_relays(1, 1));
     check("in order, block, 2 operations", in_order(WhenDead::Block, 1, 2));
     check("in order, continue, 2 operations", in_order(WhenDead::Continue, 1, 2));
@@ -146,7 +149,7 @@ fn finds(bug: Bug, property: &'static str, scope: Scope) {
 
 #[test]
 fn p1_is_judged() {
-    finds(Bug::ForgetFingerprint, "P1", clients(0));
+    finds(Bug::ForgetFingerprint, "P1", clients(3));
 }
 
 #[test]
