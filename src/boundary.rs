@@ -75,10 +75,10 @@ pub enum Query {
         lanes: usize,
         /// How many outbox rows at most for each lane.
         run: usize,
-        /// With how many outbox rows there is enough.
+        /// With how many outbox rows there is enough. 0: the answer is empty.
         events: usize,
     },
-    /// Lanes by name. Answer: those that exist, in the order of the keys; each is followed by its first pending outbox rows in the
+    /// Lanes by name; the names are sorted, each once. Answer: those that exist, in the order of the keys; each is followed by its first pending outbox rows in the
     /// order of their sequence, at most as many as asked for it.
     Lanes(Vec<(OrderingKey, usize)>),
     /// Events by id, to change how they are delivered. Answer: the outbox rows that exist, in the order of the ids, and then, in the
@@ -92,7 +92,8 @@ pub enum Query {
     /// Pending events, to walk through them. Answer: the outbox rows of pending events in the order of (lane, sequence), after this
     /// place, at most `limit`; before the first row of each lane stands the row of the lane.
     Pending {
-        /// Only places after that of this event: its lane, its sequence, its id.
+        /// Only places after this one, compared by lane, then sequence, then id. There need not be an event: one with the same lane and
+        /// sequence and a later id comes after it.
         after: Option<(OrderingKey, u64, EventId)>,
         /// How many outbox rows at most.
         limit: usize,

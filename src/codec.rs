@@ -210,6 +210,7 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
         Record::Effect(_, _, body) => out.body(body),
         Record::Position(_, _, row) => {
             out.number(row.sequence);
+            out.time(row.committed_at);
             out.time(row.at);
         }
         Record::Call(_, _, row) => {
@@ -332,7 +333,11 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
         }
         Table::Positions => {
             let (consumer, ordering_key) = pair(table, key)?;
-            Record::Position(consumer, ordering_key, PositionRow { sequence: value.number()?, at: value.time()? })
+            Record::Position(
+                consumer,
+                ordering_key,
+                PositionRow { sequence: value.number()?, committed_at: value.time()?, at: value.time()? },
+            )
         }
         Table::Calls => {
             let (consumer, id) = pair(table, key)?;

@@ -20,6 +20,7 @@ pub mod store;
 mod table;
 mod time;
 pub mod transition;
+mod upkeep;
 
 pub use boundary::{Batch, Change, Decision, Expect, Keys, Query, Rows, Transition};
 pub use event::{Body, Draft, Event, Headers};
@@ -33,7 +34,7 @@ pub use policy::{DeliveryPolicy, WhenDead};
 pub use render::Dump;
 pub use retention::Retention;
 pub use stats::{Counts, Stats};
-pub use store::{Applied, Load, Reader, RunError, Store, Tables, Transaction, Writing, purge_all};
+pub use store::{Applied, Load, Reader, RunError, Store, Tables, Transaction, Writing};
 pub use table::{
     CallRow, CallState, DeliveryState, FORMAT_VERSION, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow,
     OutboxRow, Placed, PositionRow, Record, RequestRow, Revision, Stored, Table,
@@ -44,6 +45,7 @@ pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};
 pub use transition::lane::{LeaseRef, Stale, StaleLease};
 pub use transition::operator::{Cancel, Discard, NotDone, Operated, Redrive};
 pub use transition::purge::{Purge, Purged};
-pub use transition::receive::{ContentDiffers, CountFailure, FailureCounted, Receive, Received, RecordEffect};
+pub use transition::receive::{ContentDiffers, CountFailure, FailureCounted, Receive, Received, RecordEffect, Retry, SkipTo};
 pub use transition::register::{ParametersDiffer, Register, Registered, Request};
 pub use transition::settle::{Ending, Renew, Renewed, RunResult, Settle, Settled};
+pub use upkeep::{DeadLetter, dead_letters, purge_all, redrive_all};

@@ -233,6 +233,7 @@ fn cells(record: &Record) -> Vec<Cell> {
             lasting("consumer", consumer),
             lasting("ordering key", key),
             lasting("sequence", row.sequence),
+            passing("committed", row.committed_at),
             passing("at", row.at),
         ],
         Record::Call(consumer, id, row) => alloc::vec![

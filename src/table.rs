@@ -331,6 +331,8 @@ impl InboxState {
 pub struct PositionRow {
     /// The sequence of the last event that was applied in order.
     pub sequence: u64,
+    /// When that event was committed, by the clock of its sender.
+    pub committed_at: Millis,
     /// When.
     pub at: Millis,
 }

@@ -1,4 +1,5 @@
-//! The conformance suite on the reference store.
+//! The conformance suite on the reference store: all of it, with each single fault in each layout and recovery, and all pairs. Other
+//! stores are compared with this one, and run less.
 
 mod common;
 
@@ -21,13 +22,13 @@ fn every_kind_of_fault_strikes() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The shortest scenario has 25 points, 134 single faults in each layout, and about a thousand pairs. Fewer would
+/// The shortest scenario has 25 points, 115 runs with a single fault in each layout, and about a thousand pairs. Fewer would
 /// mean that the matrix does not reach what it should.
 #[test]
 fn the_matrix_is_as_large_as_it_should_be() -> Result<(), Failure> {
     let scenario = &twobox_conformance::scenario::buy_once;
     let (one, two) = (singles::<Memory>(scenario)?, pairs::<Memory>(scenario, 1)?);
-    assert_eq!((one.points, one.singles), (50, 268));
+    assert_eq!((one.points, one.singles), (50, 230));
     assert!(two.pairs > 1_000, "{two:?}");
     Ok(())
 }

@@ -437,6 +437,7 @@ impl RelayMachine {
             }
             Published::Failed(reason) => Some((event, Ending::Failed(reason))),
             Published::Rejected(reason) => Some((event, Ending::Rejected(reason))),
+            Published::Deferred(reason) => Some((event, Ending::Deferred(reason))),
             Published::Unavailable(reason) => {
                 unavailable = true;
                 Some((event, Ending::Unavailable(reason)))
@@ -542,7 +543,9 @@ impl RelayMachine {
     }
 
     fn wants_claim(&self) -> bool {
-        self.may_claim() && self.paused_until.is_none() && self.claim_at <= self.now
+        // A claim that rides along with a settlement costs no commit of its own, and finds what the settlement set free.
+        let is_time = self.claim_at <= self.now || !self.results.is_empty();
+        self.may_claim() && self.paused_until.is_none() && is_time
     }
 
     fn next_publishes(&mut self) -> Vec<Ticket> {

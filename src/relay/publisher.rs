@@ -33,6 +33,8 @@ pub enum Published {
     Failed(Reason),
     /// The broker will never take it: dead at once (F14).
     Rejected(Reason),
+    /// The consumer asks to have it again later: tried again after a backoff, and counted as no failure (F9).
+    Deferred(Reason),
     /// The broker cannot be reached: counted against no event; the relay pauses (F15).
     Unavailable(Reason),
     /// The publish was given up, as when the relay stops: released, and counted against no event (F12). A relay that does not stop pauses.
@@ -140,9 +142,10 @@ impl From<Receipt> for Published {
     fn from(receipt: Receipt) -> Self {
         match receipt {
             Receipt::Applied | Receipt::Duplicate | Receipt::Poisoned => Self::Confirmed,
-            Receipt::Failed(reason) | Receipt::Deferred(reason) => Self::Failed(reason),
+            Receipt::Failed(reason) => Self::Failed(reason),
+            Receipt::Deferred(reason) => Self::Deferred(reason),
             Receipt::WaitsFor(sequence) => {
-                Self::Failed(Reason::new(format_args!("the consumer waits for sequence {sequence} of its ordering key")))
+                Self::Deferred(Reason::new(format_args!("the consumer waits for sequence {sequence} of its ordering key")))
             }
             Receipt::Refused(refusal) => Self::Rejected(Reason::new(refusal)),
         }

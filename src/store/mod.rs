@@ -7,16 +7,13 @@
 pub mod asynchronous;
 
 use core::convert::Infallible;
-use core::num::NonZeroU16;
 use core::ops::{Deref, DerefMut};
 
 use thiserror::Error;
 
 use crate::boundary::{Batch, Query, Rows, Transition};
-use crate::retention::Retention;
 use crate::table::Key;
 use crate::time::Millis;
-use crate::transition::purge::Purge;
 
 /// How often a driver runs a transition again, in a transaction of its own, after another one changed what it had read.
 pub const CONFLICT_TRIES: u32 = 32;
@@ -158,30 +155,6 @@ pub trait Store: Reader {
             }
         }
     }
-}
-
-/// Removes everything that is past its retention, in transactions that look at `limit` rows each, and says how many rows
-/// were past it, not counting those that went with another row (P7).
-///
-/// # Errors
-///
-/// The store's. What was removed stays removed: call again.
-pub fn purge_all<S: Store>(
-    store: &S,
-    retention: &Retention,
-    limit: NonZeroU16,
-    now: Millis,
-) -> Result<usize, RunError<S::Error, Infallible>> {
-    let mut removed = 0;
-    for table in Purge::TABLES {
-        let mut purge = Some(Purge::new(retention, table, limit));
-        while let Some(page) = purge {
-            let purged = store.run(&page, now)?;
-            removed += purged.removed;
-            purge = purged.next.map(|key| page.after(key));
-        }
-    }
-    Ok(removed)
 }
 
 /// A transaction of [`Store::write`]. It derefs to the adapter's transaction, which gives access to the user's own tables.

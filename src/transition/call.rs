@@ -64,6 +64,19 @@ pub enum CallRefused {
         /// What is known of it.
         state: CallState,
     },
+    /// It has been started again since, and that start is under way.
+    #[error(
+        "the call of consumer {} for event {} has been started again since: this is about start {given}, the last is {last}",
+        key.consumer, key.event
+    )]
+    StartedAgain {
+        /// Which call.
+        key: CallKey,
+        /// The start that was given.
+        given: u32,
+        /// The number of the last start.
+        last: u32,
+    },
     /// It is done already.
     #[error("the call of consumer {} for event {} is done already", key.consumer, key.event)]
     Done {
@@ -148,8 +161,8 @@ impl Start {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use]
 pub enum Started {
-    /// Make it, with the event id as the key for the other side.
-    Call,
+    /// Make it, with the event id as the key for the other side. This is the number of the start, for [`Resolve::of_start`].
+    Call(u32),
     /// Somebody is making it just now.
     UnderWay,
     /// Ask the other side whether it happened.
@@ -172,18 +185,19 @@ impl Transition for Start {
         let Some((row, revision)) = rows.call() else {
             return Err(CallRefused::NotIntended { key: self.call.clone() });
         };
+        let start = row.starts.saturating_add(1);
         let (state, outcome) = match (row.state, self.when_unknown) {
             (CallState::Done, _) => return Ok(Decision::nothing(Started::Done(row.note.clone()))),
             (CallState::Started, _) if now.since(row.at) < self.patience => return Ok(Decision::nothing(Started::UnderWay)),
             (CallState::Intended, _) | (CallState::Started | CallState::Unknown, WhenUnknown::Repeat) => {
-                (CallState::Started, Started::Call)
+                (CallState::Started, Started::Call(start))
             }
             (CallState::Started | CallState::Unknown, WhenUnknown::Ask) => (CallState::Unknown, Started::Ask),
             (CallState::Started | CallState::Unknown, WhenUnknown::Wait) => (CallState::Unknown, Started::Wait),
         };
         let mut batch = Batch::new();
         if state == CallState::Started {
-            let row = CallRow { state, at: now, starts: row.starts.saturating_add(1), note: row.note.clone() };
+            let row = CallRow { state, at: now, starts: start, note: row.note.clone() };
             self.call.write(&mut batch, Some(revision), row);
         } else if row.state != state {
             let note = Some(Reason::new("it was started, and nobody knows whether it happened"));
@@ -213,19 +227,30 @@ pub enum CallEnd {
 /// | started or unknown | unknown    | unknown         | `()`    |
 /// | done               | done       | nothing         | `()`    |
 /// | done               | other      | nothing         | refused, [`CallRefused::Done`] |
-/// | intended           | any        | nothing         | refused, [`CallRefused::NotStarted`] |
+/// | intended, after a start | done  | done            | `()`    |
+/// | intended           | other, or it was never started | nothing | refused, [`CallRefused::NotStarted`] |
 /// | none               | any        | nothing         | refused, [`CallRefused::NotIntended`] |
+/// | started or unknown, after another start than the given one | not done, unknown | nothing | refused, [`CallRefused::StartedAgain`] |
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Resolve {
     call: CallKey,
     end: CallEnd,
+    start: Option<u32>,
 }
 
 impl Resolve {
     /// This call ended so.
     #[must_use]
     pub const fn new(call: CallKey, end: CallEnd) -> Self {
-        Self { call, end }
+        Self { call, end, start: None }
+    }
+
+    /// It is known of this start only, as its maker knows it: that this one did not happen says nothing of a later one. Without
+    /// this, it is known of all of them, as after asking the other side.
+    #[must_use]
+    pub const fn of_start(mut self, start: u32) -> Self {
+        self.start = Some(start);
+        self
     }
 }
 
@@ -245,8 +270,16 @@ impl Transition for Resolve {
         match (row.state, &self.end) {
             (CallState::Done, CallEnd::Done(_)) => return Ok(Decision::nothing(())),
             (CallState::Done, CallEnd::NotDone(_) | CallEnd::Unknown(_)) => return Err(CallRefused::Done { key: key() }),
+            // Somebody said too early that it did not happen.
+            (CallState::Intended, CallEnd::Done(_)) if row.starts > 0 => {}
             (state @ CallState::Intended, _) => return Err(CallRefused::NotStarted { key: key(), state }),
-            (CallState::Started | CallState::Unknown, _) => {}
+            // That it happened once is enough to be done.
+            (CallState::Started | CallState::Unknown, CallEnd::Done(_)) => {}
+            (CallState::Started | CallState::Unknown, CallEnd::NotDone(_) | CallEnd::Unknown(_)) => {
+                if let Some(given) = self.start.filter(|given| *given != row.starts) {
+                    return Err(CallRefused::StartedAgain { key: key(), given, last: row.starts });
+                }
+            }
         }
         let (state, note) = match &self.end {
             CallEnd::Done(note) => (CallState::Done, note.clone()),

@@ -15,11 +15,13 @@ struct Arrival {
     consumer: Consumer,
     event: EventId,
     content: Digest,
+    /// When it was committed at its sender.
+    time: Millis,
 }
 
 impl Arrival {
     fn new(consumer: Consumer, event: &Event) -> Self {
-        Self { consumer, event: event.id.clone(), content: event.content_digest() }
+        Self { consumer, event: event.id.clone(), content: event.content_digest(), time: event.time }
     }
 
     fn key(&self) -> Key {
@@ -82,8 +84,8 @@ pub struct ContentDiffers {
 /// | none, or at or before the position  | the same, and the position moves, if that brings it forward | the same |
 /// | after the position                  | nothing                                                | [`Received::WaitsFor`] |
 ///
-/// A sender counts anew in a key that was idle for its retention: until its count has come to the position, events of that key
-/// do not wait for each other.
+/// A sender counts anew in a key that was idle for its retention: an event with nothing before it that was committed later than all
+/// that was applied sets the position back.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Receive {
     arrival: Arrival,
@@ -115,18 +117,27 @@ impl Place {
 
     /// Moves the position to the place of an event that ended before, at another one: a redrive gave it this one, and those behind
     /// it must not wait for what is done already.
-    fn pass(&self, consumer: &Consumer, now: Millis, rows: &Rows, batch: &mut Batch) {
+    fn pass(&self, arrival: &Arrival, now: Millis, rows: &Rows, batch: &mut Batch) {
         if self.is_next(rows) && self.sequence > Self::position(rows) {
-            self.reach(consumer, now, rows, batch);
+            self.reach(arrival, now, rows, batch);
         }
     }
 
-    /// Moves the position to this place.
-    fn reach(&self, consumer: &Consumer, now: Millis, rows: &Rows, batch: &mut Batch) {
+    /// Moves the position to this place, unless it is further already.
+    fn reach(&self, arrival: &Arrival, now: Millis, rows: &Rows, batch: &mut Batch) {
         let there = rows.position();
-        // Never back: this may be a late copy of an event that was skipped, and nothing would bring the position forward again.
-        let sequence = Self::position(rows).max(self.sequence);
-        let record = Record::Position(consumer.clone(), self.ordering_key.clone(), PositionRow { sequence, at: now });
+        let row = match there {
+            None => PositionRow { sequence: self.sequence, committed_at: arrival.time, at: now },
+            // With nothing before it, and committed later than all that was applied, it is no latecomer: the sender has begun to
+            // count anew, after the lane had been idle for its retention. Nothing else moves the position back, since nothing
+            // would bring it forward again.
+            Some((row, _)) => {
+                let anew = self.after == 0 && arrival.time > row.committed_at;
+                let sequence = if anew { self.sequence } else { self.sequence.max(row.sequence) };
+                PositionRow { sequence, committed_at: arrival.time.max(row.committed_at), at: now }
+            }
+        };
+        let record = Record::Position(arrival.consumer.clone(), self.ordering_key.clone(), row);
         match there {
             None => batch.insert(record),
             Some((_, revision)) => batch.update(revision, record),
@@ -195,12 +206,12 @@ impl Transition for Receive {
         };
         if let Some(ended) = ended {
             if let Some(place) = &self.place {
-                place.pass(&self.arrival.consumer, now, rows, &mut batch);
+                place.pass(&self.arrival, now, rows, &mut batch);
             }
             return Ok(Decision::new(batch, ended));
         }
         if let Some(place) = &self.place {
-            place.reach(&self.arrival.consumer, now, rows, &mut batch);
+            place.reach(&self.arrival, now, rows, &mut batch);
         }
         let row = InboxRow {
             content: self.arrival.content,
@@ -330,7 +341,7 @@ impl Transition for CountFailure {
         };
         if let Some(ended) = ended {
             if let Some(place) = &self.place {
-                place.pass(&self.arrival.consumer, now, rows, &mut batch);
+                place.pass(&self.arrival, now, rows, &mut batch);
             }
             return Ok(Decision::new(batch, ended));
         }
@@ -340,7 +351,7 @@ impl Transition for CountFailure {
             (InboxState::Poisoned, FailureCounted::Poisoned)
         };
         if let Some(place) = self.place.as_ref().filter(|place| state == InboxState::Poisoned && place.is_next(rows)) {
-            place.reach(&self.arrival.consumer, now, rows, &mut batch);
+            place.reach(&self.arrival, now, rows, &mut batch);
         }
         let row = InboxRow {
             content: self.arrival.content,
@@ -352,5 +363,94 @@ impl Transition for CountFailure {
         };
         self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         Ok(Decision::new(batch, outcome))
+    }
+}
+
+/// An operator lets a consumer try an event again that was set aside.
+///
+/// | inbox row | what is written                     | outcome |
+/// |-----------|-------------------------------------|---------|
+/// | poisoned  | failing, without failures so far; the reason stays | `true`: when the event comes again, it is tried again |
+/// | any other, or none | nothing                    | `false` |
+///
+/// The event has to come again: from the broker's own dead letters, or by a [`Redrive`](crate::Redrive) if it is dead at its sender.
+/// A consumer that asks for order has gone on without it; it is applied out of its place then.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Retry {
+    consumer: Consumer,
+    event: EventId,
+}
+
+impl Retry {
+    /// Lets `consumer` try `event` again.
+    #[must_use]
+    pub const fn new(consumer: Consumer, event: EventId) -> Self {
+        Self { consumer, event }
+    }
+}
+
+impl Transition for Retry {
+    type Outcome = bool;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        Query::rows([Key::Inbox(self.consumer.clone(), self.event.clone())])
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
+        let mut batch = Batch::new();
+        let poisoned = rows.inbox().filter(|(row, _)| row.state == InboxState::Poisoned);
+        if let Some((row, revision)) = poisoned {
+            let row = InboxRow { at: now, state: InboxState::Failing, failures: 0, ..row.clone() };
+            batch.update(revision, Record::Inbox(self.consumer.clone(), self.event.clone(), row));
+        }
+        Ok(Decision::new(batch, poisoned.is_some()))
+    }
+}
+
+/// Sets where a consumer that asks for order stands: it waits for nothing that was published up to there. For one that begins in the
+/// middle of an ordering key, or that an operator lets go on without what will not come.
+///
+/// | position                 | what is written | outcome |
+/// |--------------------------|-----------------|---------|
+/// | none, or before `sequence` | the position  | `true`  |
+/// | at or after `sequence`   | nothing         | `false` |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SkipTo {
+    consumer: Consumer,
+    ordering_key: OrderingKey,
+    sequence: u64,
+}
+
+impl SkipTo {
+    /// `consumer` waits for no event of the ordering key up to `sequence`, as [`Received::WaitsFor`] names it.
+    #[must_use]
+    pub const fn new(consumer: Consumer, ordering_key: OrderingKey, sequence: u64) -> Self {
+        Self { consumer, ordering_key, sequence }
+    }
+}
+
+impl Transition for SkipTo {
+    type Outcome = bool;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        Query::rows([Key::Position(self.consumer.clone(), self.ordering_key.clone())])
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
+        let mut batch = Batch::new();
+        let there = rows.position();
+        let moves = there.is_none_or(|(row, _)| row.sequence < self.sequence);
+        if moves {
+            let committed_at = there.map_or(Millis::new(0), |(row, _)| row.committed_at);
+            let row = PositionRow { sequence: self.sequence, committed_at, at: now };
+            let record = Record::Position(self.consumer.clone(), self.ordering_key.clone(), row);
+            match there {
+                None => batch.insert(record),
+                Some((_, revision)) => batch.update(revision, record),
+            }
+        }
+        Ok(Decision::new(batch, moves))
     }
 }

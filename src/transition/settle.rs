@@ -29,6 +29,8 @@ pub enum Ending {
     Failed(Reason),
     /// The broker will never take it: it is dead at once (F14).
     Rejected(Reason),
+    /// The consumer asks to have it again later: it is due after the first backoff, and nothing is counted (F9).
+    Deferred(Reason),
     /// The broker cannot be reached: this counts against no event (F15).
     Unavailable(Reason),
 }
@@ -48,6 +50,7 @@ impl RunResult {
 /// | current      | confirmed               | the event is confirmed; the lane is free for the next one   | counted in [`Settled::confirmed`] |
 /// | current      | failed, failures left   | failures grow, it is due after a backoff                    | counted in [`Settled::retried`] |
 /// | current      | failed once too often, or rejected | it is dead; the lane is blocked or goes on       | in [`Settled::dead`] |
+/// | current      | deferred                | its reason, it is due after the first backoff; nothing is counted | counted in [`Settled::released`] |
 /// | current      | unavailable             | its reason; nothing is counted                              | counted in [`Settled::released`] |
 /// | current      | not named               | nothing; the lane is free                                   | (none) |
 /// | not current  | anything                | nothing                                                     | in [`Settled::stale`], with the reason |
@@ -77,7 +80,7 @@ pub struct Settled {
     pub confirmed: usize,
     /// How many failed and will be tried again.
     pub retried: usize,
-    /// How many could not be published since the broker was not there.
+    /// How many were deferred, or could not be published since the broker was not there.
     pub released: usize,
     /// The events that are dead now.
     pub dead: Vec<EventId>,
@@ -171,9 +174,12 @@ impl Settle<'_> {
                 let mut event = event.clone();
                 let failures = event.failures.saturating_add(1);
                 let head_due = match ending {
-                    Ending::Unavailable(reason) => {
+                    Ending::Deferred(reason) | Ending::Unavailable(reason) => {
                         event.starts = event.starts.saturating_add(starts.saturating_sub(1));
                         event.reason = Some(reason.clone());
+                        if let Ending::Deferred(_) = ending {
+                            event.due = now + self.policy.backoff(id, 1);
+                        }
                         settled.released += 1;
                         Some(event.due)
                     }

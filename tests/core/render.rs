@@ -61,7 +61,7 @@ fn every_table() -> Vec<Record> {
         Record::Lane(name("blocked"), LaneRow { blocked_by: Some(name("o/9")), ..LANE }),
         Record::Inbox(name("c"), name("o/1"), inbox),
         Record::Effect(name("c"), name("o/1"), Body::text("").unwrap()),
-        Record::Position(name("c"), name("k"), PositionRow { sequence: 1, at: ms(2_000) }),
+        Record::Position(name("c"), name("k"), PositionRow { sequence: 1, committed_at: ms(1_000), at: ms(2_000) }),
         Record::Call(name("c"), name("o/1"), CallRow { state: CallState::Started, at: ms(2_000), starts: 1, note: None }),
     ]
 }
@@ -95,8 +95,8 @@ effects:
   consumer  event  content type  body
   c         o/1    text/plain    (empty)
 positions:
-  consumer  ordering key  sequence  at
-  c         k             1         2000
+  consumer  ordering key  sequence  committed  at
+  c         k             1         1000       2000
 calls:
   consumer  event  state    starts  at    note
   c         o/1    started  1       2000  -

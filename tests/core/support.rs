@@ -220,11 +220,9 @@ pub(crate) fn records() -> BoxedStrategy<Record> {
         (ordering_keys(), lane_rows()).prop_map(|(key, row)| Record::Lane(key, row)),
         (consumers(), event_ids(), inbox_rows()).prop_map(|(consumer, id, row)| Record::Inbox(consumer, id, row)),
         (consumers(), event_ids(), bodies()).prop_map(|(consumer, id, body)| Record::Effect(consumer, id, body)),
-        (consumers(), ordering_keys(), numbers(), times()).prop_map(|(consumer, key, sequence, at)| Record::Position(
-            consumer,
-            key,
-            PositionRow { sequence, at }
-        )),
+        (consumers(), ordering_keys(), numbers(), times(), times()).prop_map(|(consumer, key, sequence, committed_at, at)| {
+            Record::Position(consumer, key, PositionRow { sequence, committed_at, at })
+        }),
         (consumers(), event_ids(), call_rows()).prop_map(|(consumer, id, row)| Record::Call(consumer, id, row)),
     ]
     .boxed()

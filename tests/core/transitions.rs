@@ -14,8 +14,8 @@ use twobox::{
     CountFailure, Decision, Delivery, DeliveryPolicy, DeliveryState, Discard, Draft, Ending, Event, EventId, Expect,
     FailureCounted, Fingerprint, Headers, InboxRow, InboxState, Key, LaneRow, LeaseRef, Load, Millis, OrderRow, OrderingKey,
     OutboxRow, ParametersDiffer, Placed, PositionRow, Purge, Query, Reader, Reason, Receive, Received, Record, RecordEffect,
-    Redrive, Register, Registered, Renew, Renewed, Request, RequestRow, Retention, Rows, Run, RunResult, Settle, Settled, Stale,
-    StaleLease, Store, Stored, Table, Tables, Transaction, Transition, WhenDead,
+    Redrive, Register, Registered, Renew, Renewed, Request, RequestRow, Retention, Retry, Rows, Run, RunResult, Settle, Settled,
+    SkipTo, Stale, StaleLease, Store, Stored, Table, Tables, Transaction, Transition, WhenDead,
 };
 use twobox_memory::MemoryStore;
 
@@ -579,6 +579,9 @@ fn settle_ended() {
                 let dead = OutboxRow { state: DeliveryState::Dead(NOW), ..failed };
                 // An outage counts against no event: neither a failure nor the start (F15).
                 let unavailable = OutboxRow { starts: starts + unsettled - 1, reason: Some(reason.clone()), ..before };
+                // Nor does it when a consumer asks to have it later (F9).
+                let again_at = NOW + policy.backoff(&name(id), 1);
+                let deferred = OutboxRow { due: again_at, ..unavailable.clone() };
 
                 let gone_on = match when_dead {
                     WhenDead::Block => LaneRow { blocked_by: Some(name(id)), ..freed(None, done) },
@@ -598,7 +601,8 @@ fn settle_ended() {
                         (failed, dead.clone(), gone_on.clone(), is_dead.clone())
                     },
                     (Ending::Rejected(reason.clone()), dead, gone_on, is_dead),
-                    (Ending::Unavailable(reason.clone()), unavailable, freed(Some(due), done), is_released),
+                    (Ending::Unavailable(reason.clone()), unavailable, freed(Some(due), done), is_released.clone()),
+                    (Ending::Deferred(reason.clone()), deferred, freed(Some(again_at.get()), done), is_released),
                 ];
                 for (ending, event, lane_after, settled) in cases {
                     let mut changes = vec![update(revision, outbox(id, event)), update(5, lane("a", lane_after))];
@@ -829,18 +833,25 @@ fn receive_in_order() {
     let content = event.content_digest();
     let row = InboxRow { content, at: NOW, state: InboxState::Applied, failures: 0, reason: None, effect: false };
     let applied = insert(Record::Inbox(name("c"), name("e"), row));
-    let position = |sequence, at| Record::Position(name("c"), name("k"), PositionRow { sequence, at });
+    let position = |(sequence, committed): (u64, u64), at| {
+        Record::Position(name("c"), name("k"), PositionRow { sequence, committed_at: ms(committed), at })
+    };
+    let time = event.time.get();
+    let (earlier, later) = (time - 1, time + 1);
     // Where the consumer stands, the event, the one before it, and where the consumer stands afterwards.
     for (before, sequence, after, moved) in [
-        (None, 1, 0, 1),
-        (None, 5, 0, 5),
-        (Some(4), 5, 4, 5),
-        (Some(4), 7, 4, 7),
-        (Some(4), 7, 3, 7),
-        // One that comes late does not move it back; one that begins anew does.
-        (Some(9), 5, 4, 9),
-        (Some(9), 1, 0, 1),
-        (Some(u64::MAX), u64::MAX, u64::MAX, u64::MAX),
+        (None, 1, 0, (1, time)),
+        (None, 5, 0, (5, time)),
+        (Some((4, earlier)), 5, 4, (5, time)),
+        (Some((4, later)), 7, 4, (7, later)),
+        (Some((4, earlier)), 7, 3, (7, time)),
+        // One that comes late does not move it back, be it the very first; one that begins anew, later than all before, does.
+        (Some((9, later)), 5, 4, (9, later)),
+        (Some((9, earlier)), 5, 4, (9, time)),
+        (Some((9, later)), 1, 0, (9, later)),
+        (Some((9, time)), 1, 0, (9, time)),
+        (Some((9, earlier)), 1, 0, (1, time)),
+        (Some((u64::MAX, later)), u64::MAX, u64::MAX, (u64::MAX, later)),
     ] {
         let rows: Vec<Stored> = before.map(|before| stored(6, position(before, ms(10)))).into_iter().collect();
         let moved = position(moved, NOW);
@@ -848,12 +859,20 @@ fn receive_in_order() {
         assert_eq!(decide(receive(sequence, after), &rows), writes([applied.clone(), moves], Received::Applied));
     }
     for (before, sequence, after) in [(None, 2, 1), (Some(4), 6, 5), (Some(4), u64::MAX, u64::MAX - 1)] {
-        let rows: Vec<Stored> = before.map(|before| stored(6, position(before, ms(10)))).into_iter().collect();
+        let rows: Vec<Stored> = before.map(|before| stored(6, position((before, time), ms(10)))).into_iter().collect();
         assert_eq!(decide(receive(sequence, after), &rows), writes_nothing(Received::WaitsFor(after)));
     }
-    // What is done does not wait.
+    // What is done waits too, and then moves the position to a place that a redrive gave it: those behind it wait for that place.
     for (state, outcome) in [(InboxState::Applied, Received::Duplicate), (InboxState::Poisoned, Received::Poisoned)] {
-        assert_eq!(decide(receive(9, 8), &[stored(3, inbox(state, 2, &event))]), writes_nothing(outcome));
+        let done = || stored(3, inbox(state, 2, &event));
+        let at_place = |place| stored(6, position((place, later), ms(10)));
+        assert_eq!(decide(receive(9, 8), &[done()]), writes_nothing(Received::WaitsFor(8)));
+        assert_eq!(decide(receive(9, 8), &[done(), at_place(7)]), writes_nothing(Received::WaitsFor(8)));
+        let moves = writes([update(6, position((9, later), NOW))], outcome);
+        assert_eq!(decide(receive(9, 8), &[done(), at_place(8)]), moves);
+        for there in [9, 10] {
+            assert_eq!(decide(receive(9, 8), &[done(), at_place(there)]), writes_nothing(outcome));
+        }
     }
 }
 
@@ -907,7 +926,7 @@ fn start() {
         let start = Start::new(call_key(), Duration::from_millis(100), rule);
         assert_eq!(start.query(NOW), Query::rows([Key::Call(name("c"), name("e"))]));
         assert_eq!(decide(start.clone(), &[]), Err(CallRefused::NotIntended { key: call_key() }));
-        let again = writes([update(3, call(CallState::Started, 1_000, 3, Some("n")))], Started::Call);
+        let again = writes([update(3, call(CallState::Started, 1_000, 3, Some("n")))], Started::Call(3));
         let from = |state, at| decide(start.clone(), &[stored(3, call(state, at, 2, Some("n")))]);
         assert_eq!(from(CallState::Intended, 10), again);
         assert_eq!(from(CallState::Done, 10), writes_nothing(Started::Done(Some(Reason::new("n")))));
@@ -947,8 +966,19 @@ fn resolve() {
         assert_eq!(from(CallState::Unknown), ended);
         let done = if state == CallState::Done { writes_nothing(()) } else { Err(CallRefused::Done { key: call_key() }) };
         assert_eq!(from(CallState::Done), done);
-        assert_eq!(from(CallState::Intended), Err(CallRefused::NotStarted { key: call_key(), state: CallState::Intended }));
+        // That it happened is believed as soon as it can have happened.
+        let not_started = Err(CallRefused::NotStarted { key: call_key(), state: CallState::Intended });
+        let happened = matches!(end, CallEnd::Done(_));
+        assert_eq!(from(CallState::Intended), if happened { ended.clone() } else { not_started.clone() });
+        assert_eq!(decide(resolve.clone(), &[stored(3, call(CallState::Intended, 10, 0, None))]), not_started);
         assert_eq!(decide(resolve.clone(), &[]), Err(CallRefused::NotIntended { key: call_key() }));
+        for state in [CallState::Started, CallState::Unknown] {
+            // Of the last start, and of one before it.
+            let of = |start| decide(resolve.clone().of_start(start), &[stored(3, call(state, 10, 2, Some("old")))]);
+            let again = Err(CallRefused::StartedAgain { key: call_key(), given: 1, last: 2 });
+            assert_eq!(of(2), ended);
+            assert_eq!(of(1), if happened { ended.clone() } else { again });
+        }
     }
 }
 
@@ -995,6 +1025,37 @@ fn count_failure() {
     }
 }
 
+/// P3: what a consumer has set aside can be tried again, and nothing else changes by it.
+#[test]
+fn retry() {
+    let event = event("e", "k");
+    let retry = || Retry::new(name("c"), name("e"));
+    assert_eq!(retry().query(NOW), Query::rows([Key::Inbox(name("c"), name("e"))]));
+    assert_eq!(decide(retry(), &[]), writes_nothing(false));
+    for state in [InboxState::Applied, InboxState::Failing] {
+        assert_eq!(decide(retry(), &[stored(3, inbox(state, 2, &event))]), writes_nothing(false));
+    }
+    let Record::Inbox(consumer, id, row) = inbox(InboxState::Poisoned, 2, &event) else { unreachable!() };
+    let again = InboxRow { at: NOW, state: InboxState::Failing, failures: 0, ..row };
+    let expected = writes([update(3, Record::Inbox(consumer, id, again))], true);
+    assert_eq!(decide(retry(), &[stored(3, inbox(InboxState::Poisoned, 2, &event))]), expected);
+}
+
+/// P4 at the receiver: a consumer waits for nothing up to the place to which it skips, and never goes back.
+#[test]
+fn skip_to() {
+    let skip = |sequence| SkipTo::new(name("c"), name("k"), sequence);
+    assert_eq!(skip(5).query(NOW), Query::rows([Key::Position(name("c"), name("k"))]));
+    let position = |sequence, committed, at| {
+        Record::Position(name("c"), name("k"), PositionRow { sequence, committed_at: ms(committed), at })
+    };
+    assert_eq!(decide(skip(5), &[]), writes([insert(position(5, 0, NOW))], true));
+    assert_eq!(decide(skip(5), &[stored(2, position(4, 7, ms(10)))]), writes([update(2, position(5, 7, NOW))], true));
+    for there in [5, 6, u64::MAX] {
+        assert_eq!(decide(skip(5), &[stored(2, position(there, 7, ms(10)))]), writes_nothing(false));
+    }
+}
+
 /// In order, the position moves with an event that is set aside, and only then: the events behind it do not wait for it (F18).
 #[test]
 fn count_failure_in_order() {
@@ -1002,7 +1063,8 @@ fn count_failure_in_order() {
     let count = |limit, after| CountFailure::new(name("c"), &event, Reason::new("no stock"), limit).in_order(name("k"), 7, after);
     let key = [Key::Inbox(name("c"), name("e")), Key::Position(name("c"), name("k"))];
     assert_eq!(count(3, 5).query(NOW), Query::rows(key));
-    let position = |sequence, at| Record::Position(name("c"), name("k"), PositionRow { sequence, at });
+    let committed_at = event.time;
+    let position = |sequence, at| Record::Position(name("c"), name("k"), PositionRow { sequence, committed_at, at });
     let moved = |decided: Result<Decision<FailureCounted>, ContentDiffers>| {
         let batch = decided.unwrap().batch;
         let found = batch.changes().iter().find(|change| matches!(change.key(), Key::Position(..)));
@@ -1059,7 +1121,9 @@ fn related_rows() -> impl Strategy<Value = Vec<Record>> {
         request_row,
         inbox,
         (one_of(EVENTS), call_rows()).prop_map(|(id, row)| Record::Call(name("c"), id, row)),
-        (numbers(), times()).prop_map(|(sequence, at)| Record::Position(name("c"), name("k"), PositionRow { sequence, at })),
+        (numbers(), times(), times()).prop_map(|(sequence, committed_at, at)| {
+            Record::Position(name("c"), name("k"), PositionRow { sequence, committed_at, at })
+        }),
     ];
     let rows = prop::collection::vec(prop_oneof![4 => outbox, 4 => lane, 1 => rest], 0..10);
     rows.prop_map(|mut rows| {
@@ -1074,6 +1138,7 @@ fn results() -> impl Strategy<Value = Vec<RunResult>> {
         Just(Ending::Failed(Reason::new("f"))),
         Just(Ending::Rejected(Reason::new("r"))),
         Just(Ending::Unavailable(Reason::new("u"))),
+        Just(Ending::Deferred(Reason::new("d"))),
     ];
     let result = (
         one_of(LANES),

@@ -9,7 +9,7 @@ use twobox::{
     Applied, Batch, CallRow, CallState, Cancel, Change, Claim, DeliveryPolicy, DeliveryState, Discard, Ending, EventId, Expect,
     Fingerprint, Handled, Inbox, InboxRow, InboxState, Key, LaneRow, Lease, Load, Millis, NotDone, OrderRow, OutboxRow, Placed,
     PositionRow, Purge, Reader, Reason, Receipt, Record, Redrive, RequestKey, RequestRow, Retention, RunResult, Settle, Store,
-    Table, Tables, Transaction, Transition, WhenDead, purge_all,
+    Table, Tables, Transaction, Transition, WhenDead, dead_letters, purge_all, redrive_all,
 };
 
 use crate::support::{Backend, at, body, consumer, draft, dump, effects, message, name, outbox, place, state};
@@ -254,7 +254,10 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
             rows.push((Record::Effect(consumer("c"), event, body("")), age));
         }
     }
-    rows.push((Record::Position(consumer("c"), name(&id("k")), PositionRow { sequence: 1, at: then }), kept.positions));
+    rows.push((
+        Record::Position(consumer("c"), name(&id("k")), PositionRow { sequence: 1, committed_at: then, at: then }),
+        kept.positions,
+    ));
     for (state, age) in
         [(CallState::Intended, None), (CallState::Started, None), (CallState::Unknown, None), (CallState::Done, Some(kept.inbox))]
     {
@@ -343,5 +346,61 @@ fn f16_a_lane_with_a_dead_event_goes_on_after_a_purge() {
         assert!(outbox(store, &new).sequence < outbox(store, &ids[0]).sequence);
         settle(later, &[&new, &ids[0]], None);
         assert_eq!(state(store, &ids[0]), "confirmed");
+    });
+}
+
+/// Dead letters are listed page by page, and redriven one by one, or all of a type, or all (P3).
+#[test]
+fn p3_dead_letters_are_listed_and_redriven_by_type() {
+    on_each_store!(|store: S| {
+        let policy = DeliveryPolicy { when_dead: WhenDead::Continue, ..policy() };
+        let many = |event_type: &'static str, n: usize| (0..n).map(move |n| draft(event_type, &format!("{event_type}-{n}")));
+        let renamed = place(store, "a", many("renamed", 256), at(0));
+        let oversize = place(store, "b", many("oversize", 60), at(0));
+        let reject_all = |now| {
+            let claim = Claim::new(&policy, name("relay"), LEASE, Claim::MAX).unwrap();
+            let runs = store.run(claim, now).unwrap().runs;
+            let rejected = |id: &EventId| Some((id.clone(), Ending::Rejected(Reason::new("no"))));
+            let results = runs.into_iter().map(|run| RunResult {
+                ended: rejected(&run.deliveries[0].event),
+                lease: run.lease,
+                confirmed: vec![],
+            });
+            store.run(Settle::new(&policy, results), now).unwrap().dead.len()
+        };
+        assert_eq!(reject_all(at(1)), 316);
+        let listed = |limit| {
+            let (mut view, mut after, mut letters) = (store.view().unwrap(), None, Vec::new());
+            loop {
+                let page = dead_letters(&mut view, after, limit).unwrap();
+                assert!(page.len() <= limit);
+                let Some(last) = page.last() else { return letters };
+                after = Some(last.event.clone());
+                letters.extend(page);
+            }
+        };
+        let mut all: Vec<EventId> = renamed.iter().chain(&oversize).cloned().collect();
+        all.sort();
+        for limit in [1, 7, 1_000] {
+            let letters = listed(limit);
+            assert_eq!(letters.iter().map(|letter| letter.event.clone()).collect::<Vec<_>>(), all);
+            assert!(letters.iter().all(|letter| letter.row.reason == Some(Reason::new("no"))));
+        }
+
+        let window = Duration::from_secs(60);
+        let event_type = twobox::EventType::new("oversize").unwrap();
+        let mut done = redrive_all(store, Some(&event_type), window, at(2)).unwrap();
+        assert_eq!((done.done.len(), done.refused.len()), (60, 0));
+        done.done.sort();
+        let mut expected = oversize.clone();
+        expected.sort();
+        assert_eq!(done.done, expected);
+        assert_eq!(listed(1_000).len(), 256);
+        // Past the window all are refused, and each is named.
+        let refused = redrive_all(store, None, window, at(60_000)).unwrap();
+        assert_eq!((refused.done.len(), refused.refused.len()), (0, 256));
+        assert_eq!(redrive_all(store, None, window, at(3)).unwrap().done.len(), 256);
+        assert_eq!(listed(1_000), []);
+        assert_eq!(reject_all(at(4)), 316);
     });
 }

@@ -553,6 +553,7 @@ fn f20_unroutable_is_no_confirmation() {
             (Published::Failed(reason("312 NO_ROUTE: returned by the exchange")), "pending"),
             (Published::Rejected(reason("no stream takes this subject")), "dead"),
             (Published::Unavailable(reason("no exchange of this name")), "pending"),
+            (Published::Deferred(reason("the queue is full")), "pending"),
             (Published::Abandoned, "pending"),
         ];
         for (n, (answer, expected)) in answers.into_iter().enumerate() {
@@ -569,7 +570,7 @@ fn f20_unroutable_is_no_confirmation() {
             let row = outbox(store, &id);
             assert_eq!(row.state.name(), expected, "{answer:?}");
             match &answer {
-                Published::Failed(why) | Published::Rejected(why) | Published::Unavailable(why) => {
+                Published::Failed(why) | Published::Rejected(why) | Published::Deferred(why) | Published::Unavailable(why) => {
                     assert_eq!(row.reason.as_ref(), Some(why));
                 }
                 Published::Confirmed | Published::Abandoned => assert_eq!(row.reason, None),

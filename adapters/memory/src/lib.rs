@@ -152,10 +152,15 @@ impl Load for State {
                 lanes.iter().for_each(|lane| self.push_lane(lane, *run, &mut rows));
             }
             Query::Pending { after, limit } => {
-                let after = after.as_ref().map(|(lane, sequence, _)| (lane.clone(), *sequence));
-                let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+                let start =
+                    after.as_ref().map_or(Bound::Unbounded, |(lane, sequence, _)| Bound::Included((lane.clone(), *sequence)));
+                // Only the first can stand at the place itself, and then its id decides.
+                let is_after = |place: &(OrderingKey, u64), id: &EventId| {
+                    after.as_ref().is_none_or(|(lane, sequence, after)| (&place.0, place.1, id) > (lane, *sequence, after))
+                };
+                let pending = self.pending.range((start, Bound::Unbounded)).filter(|(place, id)| is_after(place, id));
                 let mut last: Option<&OrderingKey> = None;
-                for ((lane, _), id) in self.pending.range((after, Bound::Unbounded)).take(*limit) {
+                for ((lane, _), id) in pending.take(*limit) {
                     if last != Some(lane) {
                         self.push_lane(lane, 0, &mut rows);
                         last = Some(lane);

@@ -1,6 +1,6 @@
 //! The relay of twobox on std threads: one thread drives the machine, others publish.
 //!
-//! It keeps what [`RelayMachine`](twobox::relay::RelayMachine) promises while publishes are slow, fail, panic or hang: at least once
+//! It keeps what [`RelayMachine`] promises while publishes are slow, fail, panic or hang: at least once
 //! (P3, P9), one after the other within an ordering key and at the same time over keys (P4, F2), under leases that are
 //! renewed meanwhile (F3, P6). An outage of the broker or the store makes it pause, and go on (F11, F15); it stops without
 //! losing or inventing anything (F12).

@@ -136,6 +136,21 @@ impl Fault {
         Self::ALL.into_iter().filter(move |fault| fault.site() == site)
     }
 
+    /// Whether the program dies of it.
+    #[must_use]
+    pub const fn kills(self) -> bool {
+        match self {
+            Self::Load(LoadFault::Crash) | Self::Commit(CommitFault::CrashAfter) | Self::Begin(BeginFault::CloseAndReopen) => {
+                true
+            }
+            Self::Load(LoadFault::Fails)
+            | Self::Apply(ApplyFault::RivalWrites | ApplyFault::Conflict | ApplyFault::FailsPartWay)
+            | Self::Commit(CommitFault::DidNotTake | CommitFault::TookButFailed)
+            | Self::Publish(PublishFault::Fails | PublishFault::ConfirmationLost | PublishFault::LeaseRunsOut)
+            | Self::Begin(BeginFault::ClockStepsBack | BeginFault::RivalFirst) => false,
+        }
+    }
+
     /// The name, as it stands in the names of snapshots.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -17,7 +17,8 @@ pub trait Harness: Sized + 'static {
     type Store: Store;
 
     /// Whether [`Harness::put_own_row`] and [`Harness::own_row`] are implemented. They should be for every store in which a user has
-    /// tables of their own.
+    /// tables of their own. What a scenario writes there is checked only if they are: of the stores in this repository that is
+    /// redb, since the reference store holds nothing but the tables of twobox. The snapshots do not show such rows.
     const OWN_ROWS: bool = false;
 
     /// Whether a view can be opened while a transaction is open. Only a store with a single connection says no.

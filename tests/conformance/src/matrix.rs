@@ -31,13 +31,13 @@ pub struct Tally {
 /// The first outcome or promise that does not hold.
 pub fn scenario<H: Harness>(scenario: &Scenario) -> Result<(), Failure> {
     for layout in Layout::ALL {
-        Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::EveryStep }.finish::<H>()?;
+        Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::From(0) }.finish::<H>()?;
     }
     Ok(())
 }
 
-/// Runs a scenario with each kind of fault at each point: the program is started again after it, or does the same step
-/// again. After each step the promises must hold, and the end must be that of a run without faults (P8).
+/// Runs a scenario with each kind of fault at each point, with one store and with two: the program is started again after it, or
+/// does the same step again. After each step the promises must hold, and the end must be that of a run without faults (P8).
 ///
 /// # Errors
 ///
@@ -45,18 +45,39 @@ pub fn scenario<H: Harness>(scenario: &Scenario) -> Result<(), Failure> {
 pub fn singles<H: Harness>(scenario: &Scenario) -> Result<Tally, Failure> {
     let mut tally = Tally::default();
     for layout in Layout::ALL {
-        let plain = Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::EveryStep };
-        let right = plain.finish::<H>()?;
-        tally.points += right.points.len();
-        for (at, fault) in points(&right.points, 0) {
-            for then in [Then::Restart, Then::GoOn] {
-                let run = Run { faults: &[(at, fault)], then, ..plain };
-                same_end(&run, &run.finish::<H>()?.lasting, &right.lasting)?;
-                tally.singles += 1;
-            }
-        }
+        each_single::<H>(scenario, layout, &[Then::Restart, Then::GoOn], &mut tally)?;
     }
     Ok(tally)
+}
+
+/// The same with one store, where the program does the same step again, for a store that is compared with a reference: what is done
+/// with two stores where the program is started again is in [`same_as`](crate::snapshot::same_as).
+///
+/// # Errors
+///
+/// The first outcome or promise that does not hold.
+pub fn singles_in_one_store<H: Harness>(scenario: &Scenario) -> Result<Tally, Failure> {
+    let mut tally = Tally::default();
+    each_single::<H>(scenario, Layout::OneStore, &[Then::GoOn], &mut tally)?;
+    Ok(tally)
+}
+
+fn each_single<H: Harness>(scenario: &Scenario, layout: Layout, thens: &[Then], tally: &mut Tally) -> Result<(), Failure> {
+    let plain = Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::From(0) };
+    let right = plain.finish::<H>()?;
+    tally.points += right.points.len();
+    for (at, fault) in points(&right.points, 0) {
+        // The steps before are those of the run without faults; the last of them is what the first look after the fault is compared with.
+        let look = Look::From(right.points[at - 1].step.saturating_sub(1));
+        // Whoever dies is started again in any case.
+        let thens = if fault.kills() { &thens[..1] } else { thens };
+        for then in thens {
+            let run = Run { faults: &[(at, fault)], then: *then, look, ..plain };
+            same_end(&run, &run.finish::<H>()?.lasting, &right.lasting)?;
+            tally.singles += 1;
+        }
+    }
+    Ok(())
 }
 
 /// Runs a scenario with two faults: the second at each point that is reached after the first, also during the recovery.
@@ -99,6 +120,37 @@ pub fn pairs<H: Harness>(scenario: &Scenario, stride: usize) -> Result<Tally, Fa
     Ok(tally)
 }
 
+/// The same for a store that is slow to open: which pairs lead to different states is found out with a reference, and each `stride`-th
+/// of those is run with the store.
+///
+/// # Errors
+///
+/// The first promise that does not hold.
+pub fn pairs_beside<R: Harness, H: Harness>(scenario: &Scenario, stride: usize) -> Result<Tally, Failure> {
+    let mut tally = Tally::default();
+    let plain = Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::GoOn, look: Look::AtTheEnd };
+    let right = plain.finish::<H>()?;
+    tally.points = right.points.len();
+    let mut seen = BTreeSet::new();
+    let mut number = 0;
+    for (at, fault) in points(&right.points, 0) {
+        let first = Run { faults: &[(at, fault)], ..plain };
+        let Some(end) = unless_known::<R>(&first, &mut seen)? else {
+            tally.known += 1;
+            continue;
+        };
+        for second in points(&end.points, at) {
+            number += 1;
+            if number % stride == 0 {
+                let run = Run { faults: &[(at, fault), second], ..plain };
+                same_end(&run, &run.finish::<H>()?.lasting, &right.lasting)?;
+                tally.pairs += 1;
+            }
+        }
+    }
+    Ok(tally)
+}
+
 /// The points after some, each with each kind of fault that can strike there.
 pub(crate) fn points(points: &[Point], after: usize) -> impl Iterator<Item = (usize, Fault)> + '_ {
     (1..).zip(points).skip(after).flat_map(|(at, point)| Fault::at(point.site).map(move |fault| (at, fault)))
@@ -130,6 +182,6 @@ fn same_end(run: &Run<'_>, found: &str, right: &str) -> Result<(), Failure> {
 ///
 /// The first outcome or promise that does not hold.
 pub fn end<H: Harness>(scenario: &Scenario) -> Result<String, Failure> {
-    let run = Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::GoOn, look: Look::EveryStep };
+    let run = Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::GoOn, look: Look::From(0) };
     Ok(shown(&run.finish::<H>()?.dumps, |dump| dump))
 }

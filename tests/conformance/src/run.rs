@@ -3,7 +3,7 @@
 //! A fault is followed by a recovery: whoever got an error does the same again, and a program that died is started again and does
 //! everything again from the first step. That must come to the same end as a run without a fault (P8).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use twobox::{DeliveryState, Dump, EventId, Fingerprint, InboxState, Record, RequestKey};
@@ -11,7 +11,7 @@ use twobox::{DeliveryState, Dump, EventId, Fingerprint, InboxState, Record, Requ
 use crate::failure::{Failure, ensure};
 use crate::fault::{Fault, Plan, Point};
 use crate::harness::Harness;
-use crate::scenario::Scenario;
+use crate::scenario::{Command, Scenario};
 use crate::world::{Interrupt, Layout, Outcome, World, applies};
 
 /// What a program does after a fault that it has survived.
@@ -37,8 +37,8 @@ pub(crate) enum Moment {
 /// How much is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Look {
-    /// At all tables after every step.
-    EveryStep,
+    /// At all tables after every step from this one on: those before it are as in a run without faults, which is looked at from 0.
+    From(usize),
     /// Only at the end.
     AtTheEnd,
     /// Nowhere: what comes of the commands is shown, right or wrong.
@@ -77,7 +77,8 @@ impl Run<'_> {
     ) -> Result<Option<End>, Failure> {
         let steps = self.scenario.steps;
         let mut world = World::<H>::new(self.scenario, self.layout, Plan::new(self.faults));
-        let mut witness = Witness::default();
+        let purges = steps.iter().any(|step| step.command == Command::Purge);
+        let mut witness = Witness { purges, ..Witness::default() };
         let mut outcomes = BTreeMap::new();
         let (mut at, mut handled) = (0, 0);
         while let Some(step) = steps.get(at) {
@@ -112,7 +113,7 @@ impl Run<'_> {
                 world.reopen();
                 at = 0;
             }
-            if self.look == Look::EveryStep {
+            if matches!(self.look, Look::From(step) if this >= step || handled > 0) {
                 witness.look(&world.dumps()?, world.arrivals()).map_err(place)?;
             }
             if struck {
@@ -180,6 +181,9 @@ fn check_outcome(gives: &str, outcome: &Outcome, faults: bool) -> Result<(), Fai
 struct Witness {
     bound: BTreeMap<RequestKey, Fingerprint>,
     committed: BTreeMap<EventId, Record>,
+    /// Whether somebody purges. Then an event may go when it is finished (P7).
+    purges: bool,
+    finished: BTreeSet<EventId>,
 }
 
 impl Witness {
@@ -230,15 +234,22 @@ impl Witness {
             })?;
             for id in &placed.events {
                 let there = events.contains_key(id) && outbox.contains_key(id);
-                ensure(there, || format!("P2: order {} is there without its event {id} in events and outbox", placed.order))?;
+                let gone = self.purges && !events.contains_key(id) && !outbox.contains_key(id);
+                ensure(there || gone, || {
+                    format!("P2: order {} is there without its event {id} in events and outbox", placed.order)
+                })?;
             }
         }
         ensure(events.keys().eq(outbox.keys()), || "P2: events and outbox do not hold the same events".to_string())?;
-        let owned: usize = placed.values().map(|placed| placed.events.len()).sum();
-        ensure(events.len() == owned, || "P2: there are events that belong to no order".to_string())?;
+        let owned: BTreeSet<&EventId> = placed.values().flat_map(|placed| &placed.events).collect();
+        ensure(events.keys().all(|id| owned.contains(id)), || "P2: there are events that belong to no order".to_string())?;
         for (id, event) in &self.committed {
-            ensure(events.get(id) == Some(event), || format!("P3: event {id} was committed and is gone, or has changed"))?;
+            let purged = self.purges && self.finished.contains(id) && !events.contains_key(id);
+            ensure(purged || events.get(id) == Some(event), || {
+                format!("P3, P7: event {id} was committed and is gone without being finished, or has changed")
+            })?;
         }
+        self.finished = outbox.iter().filter(|(_, row)| row.state.finished_at().is_some()).map(|(id, _)| id.clone()).collect();
         self.committed = events;
         for (id, row) in &outbox {
             let lane = lanes.get(&row.lane);

@@ -122,6 +122,29 @@ pub enum Command {
         /// The limit.
         limit: u32,
     },
+    /// A consumer receives an event, and records in the same commit that a call is to be made outside because of it.
+    Intend {
+        /// Who receives.
+        consumer: &'static str,
+        /// What.
+        event: EventRef,
+    },
+    /// A consumer starts such a call, or learns that somebody did. After [`PATIENCE`] without an end it is unknown, and the rule is to ask.
+    StartCall {
+        /// Who calls.
+        consumer: &'static str,
+        /// Because of what.
+        event: EventRef,
+    },
+    /// The other side says that the call has happened, now or when it is asked, and the consumer records that.
+    CallDone {
+        /// Who called.
+        consumer: &'static str,
+        /// Because of what.
+        event: EventRef,
+    },
+    /// Somebody purges all tables, two rows at a time. Events are kept for a week; requests and inboxes for 60 days.
+    Purge,
     /// Somebody counts rows: orders, pending events, inbox rows, effects.
     Count,
     /// So many milliseconds go by.
@@ -169,6 +192,10 @@ impl fmt::Display for Command {
             Self::Redrive(event) => write!(f, "an operator redrives {event}"),
             Self::Discard(event) => write!(f, "an operator discards {event}"),
             Self::CountFailure { consumer, event, .. } => write!(f, "{consumer} counts a failure on {event}"),
+            Self::Intend { consumer, event } => write!(f, "{consumer} receives {event} and records that a call is to be made"),
+            Self::StartCall { consumer, event } => write!(f, "{consumer} starts the call for {event}"),
+            Self::CallDone { consumer, event } => write!(f, "{consumer} records that the call for {event} is done"),
+            Self::Purge => f.write_str("somebody purges all tables"),
             Self::Count => f.write_str("somebody counts"),
             Self::Wait(millis) => write!(f, "{millis} ms go by"),
             Self::StepBack(millis) => write!(f, "the clock steps back by {millis} ms"),
@@ -215,6 +242,11 @@ pub struct Scenario {
 /// How long a lease lasts, in milliseconds.
 pub const LEASE: u64 = 60_000;
 
+/// How long a call may take before nobody knows what became of it, in milliseconds.
+pub const PATIENCE: u64 = 30_000;
+
+const DAY: u64 = 24 * 60 * 60 * 1_000;
+
 const NOTEBOOK: Purchase = Purchase { request: "req-001", item: "notebook", quantity: 2, events: &["order.created"], lane: None };
 /// The same request with another quantity.
 const MORE_NOTEBOOKS: Purchase = Purchase { quantity: 3, ..NOTEBOOK };
@@ -227,6 +259,7 @@ const OTHER_LANE: Purchase = Purchase { request: "req-003", item: "eraser", quan
 
 const CREATED_1: EventRef = EventRef { event_type: "order.created", request: "req-001" };
 const CREATED_2: EventRef = EventRef { event_type: "order.created", request: "req-002" };
+const CREATED_3: EventRef = EventRef { event_type: "order.created", request: "req-003" };
 
 const PAID_1: EventRef = EventRef { event_type: "order.paid", request: "req-001" };
 
@@ -236,8 +269,8 @@ const LOYALTY: &str = "loyalty";
 const MAIL: &str = "mailing";
 
 use Command::{
-    Cancel, Claim, Commit, Count, CountFailure, Crash, Discard, Drain, Place, PlaceWithOwnRow, Publish, ReadOwnRow, Receive,
-    ReceiveInOrder, ReceiveOther, Redrive, Register, Renew, Settle, StepBack, Wait,
+    CallDone, Cancel, Claim, Commit, Count, CountFailure, Crash, Discard, Drain, Intend, Place, PlaceWithOwnRow, Publish, Purge,
+    ReadOwnRow, Receive, ReceiveInOrder, ReceiveOther, Redrive, Register, Renew, Settle, StartCall, StepBack, Wait,
 };
 
 const fn step(command: Command, gives: &'static str) -> Step {
@@ -596,6 +629,64 @@ define! {
         step(Settle(A), "1 confirmed"),
         step(Drain(A), "at rest"),
     ]
+
+    redriven_elsewhere: "An event is dead after one consumer has applied it. An operator redrives it, another relay delivers it, and only the other consumer applies it (P5, P6, F8)." { consumers: &[LOYALTY, MAIL] } [
+        step(Commit(NOTEBOOK), "committed order:req-001 with order-created:req-001"),
+        step(Claim(A), "claimed order-created:req-001"),
+        receive(LOYALTY, CREATED_1, "applied"),
+        step(Publish(A, Broker::Rejects(CREATED_1)), "order-created:req-001 rejected"),
+        step(Settle(A), "dead order-created:req-001"),
+        step(Claim(B), "claimed nothing"),
+        step(Redrive(CREATED_1), "redriven"),
+        step(Claim(B), "claimed order-created:req-001"),
+        step(Claim(A), "claimed nothing"),
+        step(Publish(B, Broker::Takes), "order-created:req-001 skipped by loyalty, applied by mailing"),
+        step(Settle(B), "1 confirmed"),
+        step(Redrive(CREATED_1), "not redriven: it is confirmed, and this can be done only to events that are dead"),
+        step(Drain(A), "at rest"),
+        step(Count, "requests=1 orders=1 pending=0 inbox=2 effects=2"),
+    ]
+
+    call: "A consumer makes a call outside of the transaction: that it is to be made is committed with the inbox row, that it is started before it is made, and that it is done after it (P9)." { consumers: &[MAIL] } [
+        step(Commit(NOTEBOOK), "committed order:req-001 with order-created:req-001"),
+        step(StartCall { consumer: MAIL, event: CREATED_2 }, "refused: consumer mailing has not recorded the intent of a call for event order-created:req-002; commit the intent first"),
+        step(Intend { consumer: MAIL, event: CREATED_1 }, "applied, a call is to be made"),
+        step(StartCall { consumer: MAIL, event: CREATED_1 }, "make the call"),
+        step(CallDone { consumer: MAIL, event: CREATED_1 }, "recorded"),
+        step(Intend { consumer: MAIL, event: CREATED_1 }, "skipped"),
+        step(StartCall { consumer: MAIL, event: CREATED_1 }, "done already: receipt order-created:req-001"),
+        step(Drain(A), "at rest, 1 confirmed"),
+    ]
+
+    call_unknown: "A consumer dies after it has started a call. Nobody knows whether it has happened, and that is what the table says; by the rule the other side is asked, and it has happened (P9, F22)." { consumers: &[MAIL] } [
+        step(Commit(NOTEBOOK), "committed order:req-001 with order-created:req-001"),
+        step(Intend { consumer: MAIL, event: CREATED_1 }, "applied, a call is to be made"),
+        step(StartCall { consumer: MAIL, event: CREATED_1 }, "make the call"),
+        step(Crash, "done"),
+        step(Intend { consumer: MAIL, event: CREATED_1 }, "skipped"),
+        step(StartCall { consumer: MAIL, event: CREATED_1 }, "somebody is making it"),
+        step(Wait(PATIENCE), "done"),
+        step(StartCall { consumer: MAIL, event: CREATED_1 }, "ask the other side"),
+        step(CallDone { consumer: MAIL, event: CREATED_1 }, "recorded"),
+        step(StartCall { consumer: MAIL, event: CREATED_1 }, "done already: receipt order-created:req-001"),
+        step(Drain(A), "at rest, 1 confirmed"),
+    ]
+
+    purge: "Three orders: the event of one is delivered, that of another is dead, and the third waits behind it. Eight days later all tables are purged: only the delivered event is gone, with its lane. Its request still gets the first outcome, and a redelivery is skipped (P7, F16)." { broker: Broker::Rejects(CREATED_1) } [
+        step(Commit(OTHER_LANE), "committed order:req-003 with order-created:req-003"),
+        step(Commit(FIRST_OF_LANE), "committed order:req-001 with order-created:req-001"),
+        step(Commit(SECOND_OF_LANE), "committed order:req-002 with order-created:req-002"),
+        step(Drain(A), "at rest, 1 confirmed, dead order-created:req-001"),
+        step(Purge, "removed nothing"),
+        step(Wait(8 * DAY), "done"),
+        step(Purge, "removed outbox=1 lanes=1"),
+        step(Purge, "removed nothing"),
+        step(Count, "requests=3 orders=3 pending=1 inbox=1 effects=1"),
+        step(Commit(OTHER_LANE), "repeated order:req-003 with order-created:req-003"),
+        receive(LOYALTY, CREATED_3, "skipped"),
+        step(Drain(A), "at rest"),
+        step(Count, "requests=3 orders=3 pending=1 inbox=1 effects=1"),
+    ]
 }
 
 /// Calls a macro with the names of all scenarios, after what it is given: `each_scenario!(callback, anything)`.
@@ -608,6 +699,7 @@ macro_rules! each_scenario {
             buy_once retry_request other_parameters two_orders two_events answer_lost delivery_lost confirmation_lost
             consumption_fails two_consumers other_content own_rows stale_holder lease_renewed dead_blocks dead_lets_go_on
             rejected redriven discarded cancelled outage one_transaction kills_the_relay deferred poisoned in_order clock_steps_back
+            redriven_elsewhere call call_unknown purge
         }
     };
 }

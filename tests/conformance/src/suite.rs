@@ -28,6 +28,10 @@ pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
 /// - `pairs::*`: the same with all pairs of two faults, or with each n-th if `pairs: n` is given, for stores that are slow to open;
 /// - `tables::*`: the same tables as a reference, if one is given, after each fault.
 ///
+/// If a reference is given, which must pass all of it itself, each single fault is run twice and not four times: with one store,
+/// where the program does the same step again, in `faults::*`, and with two, where it is started again, in `tables::*`. The pairs are
+/// found with the reference, and each n-th is run.
+///
 /// ```ignore
 /// twobox_conformance::suite!(MyHarness);
 /// twobox_conformance::suite!(MyHarness, pairs: 20);
@@ -39,28 +43,48 @@ macro_rules! suite {
         $crate::suite!($harness, pairs: 1);
     };
     ($harness:ty, pairs: $stride:literal) => {
+        $crate::__plain_suite!($harness);
+        mod faults {
+            use super::*;
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::matrix::singles::<$harness>(scenario).map(drop));
+        }
+        mod pairs {
+            use super::*;
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::matrix::pairs::<$harness>(scenario, $stride).map(drop));
+        }
+    };
+    ($harness:ty, pairs: $stride:literal, reference: $reference:ty) => {
+        $crate::__plain_suite!($harness);
+        mod faults {
+            use super::*;
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| {
+                $crate::matrix::singles_in_one_store::<$harness>(scenario).map(drop)
+            });
+        }
+        mod pairs {
+            use super::*;
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| {
+                $crate::matrix::pairs_beside::<$reference, $harness>(scenario, $stride).map(drop)
+            });
+        }
+        mod tables {
+            use super::*;
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::snapshot::same_as::<$reference, $harness>(scenario));
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __plain_suite {
+    ($harness:ty) => {
         mod contract {
             use super::*;
             $crate::each_contract!($crate::__contract_tests, $harness);
         }
         mod scenarios {
             use super::*;
-            $crate::each_scenario!($crate::__scenario_tests, $harness);
-        }
-        mod faults {
-            use super::*;
-            $crate::each_scenario!($crate::__fault_tests, $harness);
-        }
-        mod pairs {
-            use super::*;
-            $crate::each_scenario!($crate::__pair_tests, $harness, $stride);
-        }
-    };
-    ($harness:ty, pairs: $stride:literal, reference: $reference:ty) => {
-        $crate::suite!($harness, pairs: $stride);
-        mod tables {
-            use super::*;
-            $crate::each_scenario!($crate::__table_tests, $harness, $reference);
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::matrix::scenario::<$harness>(scenario));
         }
     };
 }
@@ -78,44 +102,12 @@ macro_rules! __contract_tests {
 
 #[doc(hidden)]
 #[macro_export]
-macro_rules! __scenario_tests {
-    ({ $harness:ty } $($name:ident)*) => {$(
+macro_rules! __matrix_tests {
+    ({ |$scenario:ident| $check:expr } $($name:ident)*) => {$(
         #[test]
         fn $name() -> Result<(), $crate::Failure> {
-            $crate::matrix::scenario::<$harness>(&$crate::scenario::$name)
-        }
-    )*};
-}
-
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __fault_tests {
-    ({ $harness:ty } $($name:ident)*) => {$(
-        #[test]
-        fn $name() -> Result<(), $crate::Failure> {
-            $crate::matrix::singles::<$harness>(&$crate::scenario::$name).map(drop)
-        }
-    )*};
-}
-
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __pair_tests {
-    ({ $harness:ty, $stride:literal } $($name:ident)*) => {$(
-        #[test]
-        fn $name() -> Result<(), $crate::Failure> {
-            $crate::matrix::pairs::<$harness>(&$crate::scenario::$name, $stride).map(drop)
-        }
-    )*};
-}
-
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __table_tests {
-    ({ $harness:ty, $reference:ty } $($name:ident)*) => {$(
-        #[test]
-        fn $name() -> Result<(), $crate::Failure> {
-            $crate::snapshot::same_as::<$reference, $harness>(&$crate::scenario::$name)
+            let $scenario = &$crate::scenario::$name;
+            $check
         }
     )*};
 }

@@ -3,21 +3,23 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU16;
 use std::rc::Rc;
 use std::time::Duration;
 
+use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
     Body, Cancel, Claim, CommitOrder, Committed, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Dump, Ending, Event,
-    EventId, FailureCounted, Fingerprint, Invalid, Key, Load, Millis, Operated, OrderId, OrderingKey, Owner, Placed, Query,
-    Reader, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Run, RunError, RunResult, Settle,
-    Store, Table, WhenDead,
+    EventId, FailureCounted, Fingerprint, Invalid, Key, Load, Millis, Operated, OrderId, OrderingKey, Owner, Placed, Purge,
+    Query, Reader, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Retention, Run, RunError,
+    RunResult, Settle, Store, Table, WhenDead,
 };
 
 use crate::failure::Failure;
 use crate::fault::{BeginFault, Plan, PublishFault};
 use crate::faulty::{FaultError, Faulty};
 use crate::harness::{ErrorOf, Harness};
-use crate::scenario::{Broker, Command, EventRef, LEASE, Purchase, Scenario};
+use crate::scenario::{Broker, Command, EventRef, LEASE, PATIENCE, Purchase, Scenario};
 
 /// When a scenario begins: late enough for a clock that steps back by an hour.
 const START: u64 = 10_000_000;
@@ -231,6 +233,10 @@ impl<'s, H: Harness> World<'s, H> {
             | Command::ReceiveOther { .. }
             | Command::ReceiveInOrder { .. }
             | Command::CountFailure { .. }
+            | Command::Intend { .. }
+            | Command::StartCall { .. }
+            | Command::CallDone { .. }
+            | Command::Purge
             | Command::Cancel(_)
             | Command::Redrive(_)
             | Command::Discard(_)
@@ -295,6 +301,27 @@ impl<'s, H: Harness> World<'s, H> {
                     Ended::Refused(refusal) => Outcome::refused(refusal),
                 })
             }
+            Command::Intend { consumer, event } => self.intend(consumer, event),
+            Command::StartCall { consumer, event } => {
+                let start = Start::new(call_of(consumer, event)?, Duration::from_millis(PATIENCE), WhenUnknown::Ask);
+                Ok(match ended(self.receiver().run(start, self.clock))? {
+                    Ended::Done(Started::Call(_)) => Outcome::of("make the call"),
+                    Ended::Done(Started::UnderWay) => Outcome::of("somebody is making it"),
+                    Ended::Done(Started::Ask) => Outcome::of("ask the other side"),
+                    Ended::Done(Started::Wait) => Outcome::of("wait for an operator"),
+                    Ended::Done(Started::Done(None)) => Outcome::of("done already"),
+                    Ended::Done(Started::Done(Some(note))) => Outcome::of(format_args!("done already: {note}")),
+                    Ended::Refused(refusal) => Outcome::refused(refusal),
+                })
+            }
+            Command::CallDone { consumer, event } => {
+                let end = CallEnd::Done(Some(Reason::new(format_args!("receipt {event}"))));
+                Ok(match ended(self.receiver().run(Resolve::new(call_of(consumer, event)?, end), self.clock))? {
+                    Ended::Done(()) => Outcome::of("recorded"),
+                    Ended::Refused(refusal) => Outcome::refused(refusal),
+                })
+            }
+            Command::Purge => self.purge(),
             Command::Count => self.count(),
             Command::Wait(millis) => {
                 self.clock = self.clock + Duration::from_millis(millis);
@@ -480,6 +507,61 @@ impl<'s, H: Harness> World<'s, H> {
         }
     }
 
+    /// Receives an event, and records in the same commit that a call is to be made, unless it was received before.
+    fn intend(&self, consumer: &str, event: EventRef) -> Result<Outcome, Interrupt> {
+        let receive = receive_of(consumer, &event_of(event)?)?;
+        let call = call_of(consumer, event)?;
+        let result = self.receiver().write(self.clock, |tx| {
+            let received = tx.run(&receive).map_err(UserError::<ErrorOf<H>>::of)?;
+            if received == Received::Applied {
+                let new = tx.run(Intend::new(call.clone())).map_err(UserError::of)?;
+                return Ok(if new { "applied, a call is to be made" } else { "applied, but the call was there before" });
+            }
+            Ok("skipped")
+        });
+        match ended(result)? {
+            Ended::Done(text) => Ok(Outcome::of(text)),
+            Ended::Refused(UserError::Fails) => Ok(Outcome::of("rolled back")),
+            Ended::Refused(UserError::Refused(why)) => Ok(Outcome::refused(why)),
+            Ended::Refused(UserError::Store(error)) => match ended(Err::<(), _>(error))? {
+                Ended::Done(()) | Ended::Refused(()) => Err(Failure::new("a refusal without a reason").into()),
+            },
+        }
+    }
+
+    /// Purges every table of each store, in batches so small that they do not end with the table.
+    fn purge(&self) -> Result<Outcome, Interrupt> {
+        const BATCH: NonZeroU16 = NonZeroU16::MIN.saturating_add(1);
+        const BATCHES: usize = 100;
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        let retention = Retention { events: DAY * 7, inbox: DAY * 60, requests: DAY * 60, ..Retention::default() };
+        let retention = retention.checked(&self.policy)?;
+        let mut texts = Vec::new();
+        for table in Purge::TABLES {
+            let mut removed = 0;
+            for side in &self.sides {
+                let mut next = None;
+                for batch in 0.. {
+                    if batch == BATCHES {
+                        return Err(Failure::new(format_args!("the purge of {table} has no end")).into());
+                    }
+                    let purge = Purge::new(&retention, table, BATCH);
+                    let purge = if let Some(key) = next { purge.after(key) } else { purge };
+                    let purged = never(ended(side.run(purge, self.clock))?);
+                    removed += purged.removed;
+                    next = purged.next;
+                    if next.is_none() {
+                        break;
+                    }
+                }
+            }
+            if removed > 0 {
+                texts.push(format!("{table}={removed}"));
+            }
+        }
+        Ok(Outcome::of(format_args!("removed {}", if texts.is_empty() { "nothing".to_string() } else { texts.join(" ") })))
+    }
+
     fn renew(&mut self, relay: &str) -> Result<Outcome, Interrupt> {
         let leases = self.relays.get(relay).into_iter().flatten().map(|hand| hand.run.lease.clone());
         let renewed = never(ended(self.sender().run(Renew::new(leases, Duration::from_millis(LEASE)), self.clock))?);
@@ -587,6 +669,10 @@ fn operated(operated: &Operated, what: &str) -> Outcome {
 fn receive_of(consumer: &str, event: &Event) -> Result<Receive, Invalid> {
     let effect = Body::text(format!("{consumer} heard of {}", event.id))?;
     Ok(Receive::new(Consumer::new(consumer)?, event).effect(effect))
+}
+
+fn call_of(consumer: &str, event: EventRef) -> Result<CallKey, Invalid> {
+    Ok(CallKey { consumer: Consumer::new(consumer)?, event: EventId::new(event.to_string())? })
 }
 
 fn request_of(buy: Purchase) -> Result<Request, Invalid> {

@@ -32,14 +32,17 @@ pub fn index_entry(bytes: &[u8]) {
     }
 }
 
-/// A JSON document: what it is bound to does not depend on white space, and its canonical form is bound to the same.
+/// A JSON document: what it is bound to does not depend on white space, and its canonical form is bound to the same. A number with a fraction or an
+/// exponent is a double, and may have the form of an integer that is refused when it is given as one.
 pub fn json(bytes: &[u8]) {
     if let Ok(fingerprint) = Fingerprint::of_json(bytes) {
         let padded = [b" \n", bytes, b"\t\r"].concat();
         assert_eq!(Fingerprint::of_json(&padded).as_ref(), Ok(&fingerprint), "white space counts");
         if fingerprint.summary().len() < Fingerprint::MAX_SUMMARY && !bytes.iter().any(|byte| *byte > 126 || *byte == b'\\') {
-            let again = Fingerprint::of_json(fingerprint.summary().as_bytes());
-            assert_eq!(again.as_ref(), Ok(&fingerprint), "the canonical form is another document");
+            match Fingerprint::of_json(fingerprint.summary().as_bytes()) {
+                Ok(again) => assert_eq!(again, fingerprint, "the canonical form is another document"),
+                Err(error) => assert!(error.to_string().contains("beyond 2^53"), "the canonical form is refused: {error}"),
+            }
         }
     }
 }
@@ -113,7 +116,8 @@ fn live_on(bytes: &[u8]) -> Result<Contents, Box<Verdict>> {
     // What is written goes to where nothing is: a request, an order, an event, its delivery state and its lane.
     let old = |row: &&Stored| before.rows.contains(row);
     let kept = after.rows.iter().filter(old).count() == before.rows.len() && after.own == before.own;
-    if !placed.repeated && !(kept && after.rows.len() == before.rows.len() + 5) {
+    let new = if placed.repeated { 0 } else { 5 };
+    if !kept || after.rows.len() != before.rows.len() + new {
         return Err(Box::new(Verdict::Wrong("a new order has changed other rows".to_string())));
     }
     store.close().map_err(refused)?;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
@@ -27,7 +27,7 @@ fn rounds() -> u64 {
     if long() { 100 } else { 4 }
 }
 
-/// Runs a test on each store, with a watchdog: what hangs fails.
+/// Runs a test on each store, with a watchdog: a round that hangs fails.
 fn on_each_store(name: &str, on_memory: fn(&MemoryStore, u64), on_redb: fn(&RedbStore, u64)) {
     let started = Instant::now();
     let (done, waiting) = mpsc::channel();
@@ -35,14 +35,18 @@ fn on_each_store(name: &str, on_memory: fn(&MemoryStore, u64), on_redb: fn(&Redb
         for round in 0..rounds() {
             on_memory(&MemoryStore::new(), round);
             on_redb(&RedbStore::create_on(InMemoryBackend::new()).unwrap(), round);
+            // Whoever waits sees the end of this thread too.
+            let _ = done.send(());
         }
-        // Whoever waits sees the end of this thread too.
-        let _ = done.send(());
     });
-    if waiting.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("{name}: it hangs");
+    for round in 0..rounds() {
+        match waiting.recv_timeout(PATIENCE) {
+            Ok(()) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("{name}: round {round} hangs"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
     }
-    work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    work.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
     println!("many callers, {name}: {} rounds of {THREADS} threads on each of 2 stores; {:.1?}", rounds(), started.elapsed());
 }
 
@@ -58,7 +62,7 @@ fn at_once<R: Send>(work: impl Fn(usize) -> R + Sync) -> Vec<R> {
             })
         };
         let threads: Vec<_> = (0..THREADS).map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))).collect()
     })
 }
 
@@ -290,7 +294,7 @@ where
                         let other = Request::new("handler", format!("{thread}-{number}"), Fingerprint::of_bytes(b"")).unwrap();
                         tx.run(Register::new(&other)).unwrap();
                         if fails {
-                            std::panic::resume_unwind(Box::new("the handler panics"));
+                            panic::resume_unwind(Box::new("the handler panics"));
                         }
                         Ok::<_, String>(Handled::Effect(Body::text(thread.to_string()).unwrap()))
                     })
@@ -303,7 +307,11 @@ where
                             break;
                         }
                         Receipt::Duplicate => break,
-                        other => panic!("{other:?}"),
+                        other @ (Receipt::Deferred(_)
+                        | Receipt::WaitsFor(_)
+                        | Receipt::Failed(_)
+                        | Receipt::Poisoned
+                        | Receipt::Refused(_)) => panic!("{other:?}"),
                     },
                 }
             }

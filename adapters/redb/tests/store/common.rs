@@ -213,7 +213,11 @@ pub(crate) fn every_state() -> Vec<Record> {
         ));
     }
     records.push(Record::Effect(consumer.clone(), event("e1"), Body::text("10 points").unwrap()));
-    records.push(Record::Position(consumer.clone(), lane("customer-7"), PositionRow { sequence: 1, at: at(2_000) }));
+    records.push(Record::Position(
+        consumer.clone(),
+        lane("customer-7"),
+        PositionRow { sequence: 1, committed_at: at(1_000), at: at(2_000) },
+    ));
     let states = [
         ("e1", CallState::Done, Some("receipt 4711")),
         ("e2", CallState::Intended, None),

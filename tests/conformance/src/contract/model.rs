@@ -176,7 +176,7 @@ fn questions(rows: &[Stored]) -> Result<Vec<Query>, Failure> {
     for now in [0, 19, 20, 39, 45, 50, u64::MAX - 1, u64::MAX].map(Millis::new) {
         for lanes in [0, 1, 3, 100] {
             for run in [0, 2, 100] {
-                queries.extend([1, 4, 100].map(|events| Query::Due { now, lanes, run, events }));
+                queries.extend([0, 1, 4, 100].map(|events| Query::Due { now, lanes, run, events }));
             }
         }
     }
@@ -203,6 +203,12 @@ fn questions(rows: &[Stored]) -> Result<Vec<Query>, Failure> {
     for limit in some {
         queries.push(Query::Pending { after: None, limit });
         queries.extend(rows.iter().filter_map(place).step_by(3).map(|after| Query::Pending { after: Some(after), limit }));
+        // A place that no event has: the id counts as well as the sequence.
+        for id in ["!", "~"] {
+            let id = EventId::new(id).map_err(Failure::new)?;
+            let places = rows.iter().filter_map(place).step_by(2).map(|(lane, sequence, _)| (lane, sequence, id.clone()));
+            queries.extend(places.map(|after| Query::Pending { after: Some(after), limit }));
+        }
         queries.push(Query::Dead { after: None, limit });
         queries.extend(events.iter().step_by(3).map(|after| Query::Dead { after: Some(after.clone()), limit }));
     }

@@ -73,7 +73,7 @@ pub(super) fn effect(consumer: &str, id: &str, body: Body) -> Made<Record> {
 }
 
 pub(super) fn position(consumer: &str, key: &str) -> Made<Record> {
-    let row = PositionRow { sequence: 4, at: Millis::new(12) };
+    let row = PositionRow { sequence: 4, committed_at: Millis::new(11), at: Millis::new(12) };
     Ok(Record::Position(Consumer::new(consumer).map_err(invalid)?, OrderingKey::new(key).map_err(invalid)?, row))
 }
 
