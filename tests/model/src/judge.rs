@@ -311,8 +311,8 @@ impl World {
         for number in 0..scope.consumers {
             for _ in 0..=copies.len() {
                 for copy in copies.iter() {
-                    let mut receive =
-                        Receive::new(consumer(number), &envelope(copy.event)).effect(crate::step::effect(copy.event));
+                    let mut receive = Receive::new(consumer(number), &envelope(copy.event, copy.committed_at))
+                        .effect(crate::step::effect(copy.event));
                     if scope.in_order {
                         receive = receive.in_order(lane_of(copy.event), copy.sequence, copy.after);
                     }
@@ -338,7 +338,9 @@ struct Arrived(RefCell<BTreeSet<Copy>>);
 impl Publisher for &Arrived {
     fn publish(&mut self, batch: &[Message], _now: Millis) -> Vec<Published> {
         let copies = batch.iter().filter_map(|message| {
-            number_of(&message.event.id).map(|event| Copy { event, sequence: message.sequence, after: message.after })
+            let committed_at = message.event.time.get();
+            let event = number_of(&message.event.id)?;
+            Some(Copy { event, sequence: message.sequence, after: message.after, committed_at })
         });
         self.0.borrow_mut().extend(copies);
         batch.iter().map(|_| Published::Confirmed).collect()
