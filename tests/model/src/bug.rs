@@ -51,10 +51,9 @@ impl Bug {
             (Self::PassOver, Step::Claim { .. }) => {
                 let behind: Vec<_> = rows
                     .iter()
-                    .filter_map(|stored| match &stored.record {
-                        Record::Outbox(_, row) if row.failures == 0 => Some(row.lane.clone()),
-                        _ => None,
-                    })
+                    .filter_map(|stored| if let Record::Outbox(_, row) = &stored.record { Some(row) } else { None })
+                    .filter(|row| row.failures == 0)
+                    .map(|row| row.lane.clone())
                     .collect();
                 let passed = |row: &OutboxRow| row.failures > 0 && behind.contains(&row.lane);
                 rows.retain(|stored| !matches!(&stored.record, Record::Outbox(_, row) if passed(row)));
@@ -132,10 +131,10 @@ impl Bug {
                 let failed = |change: &Change| matches!(change, Change::Put { record: Record::Outbox(_, row), .. } if row.state == DeliveryState::Pending);
                 if changes.iter().any(failed) {
                     for change in changes {
-                        match change {
-                            Change::Put { record: Record::Outbox(_, row), .. } => row.due = Millis::MAX,
-                            Change::Put { record: Record::Lane(_, row), .. } => row.due = Some(Millis::MAX),
-                            _ => {}
+                        if let Change::Put { record: Record::Outbox(_, row), .. } = change {
+                            row.due = Millis::MAX;
+                        } else if let Change::Put { record: Record::Lane(_, row), .. } = change {
+                            row.due = Some(Millis::MAX);
                         }
                     }
                 }

@@ -20,18 +20,15 @@ pub(crate) enum Judged {
 }
 
 fn outbox(db: &Db) -> BTreeMap<u8, OutboxRow> {
-    let rows = db.table(Table::Outbox).filter_map(|record| match record {
-        Record::Outbox(id, row) => number_of(&id).map(|event| (event, row)),
-        _ => None,
-    });
+    let rows = db.table(Table::Outbox);
+    let rows = rows.filter_map(|record| if let Record::Outbox(id, row) = record { Some((number_of(&id)?, row)) } else { None });
     rows.collect()
 }
 
 fn lanes(db: &Db) -> BTreeMap<String, LaneRow> {
-    let rows = db.table(Table::Lanes).filter_map(|record| match record {
-        Record::Lane(key, row) => Some((key.as_str().to_string(), row)),
-        _ => None,
-    });
+    let rows = db.table(Table::Lanes);
+    let rows =
+        rows.filter_map(|record| if let Record::Lane(key, row) = record { Some((key.as_str().into(), row)) } else { None });
     rows.collect()
 }
 
@@ -268,9 +265,8 @@ impl World {
     }
 
     fn effects_have_their_rows(&self) -> bool {
-        let applied = self.db.table(Table::Inbox).filter_map(|record| match record {
-            Record::Inbox(consumer, id, row) if row.effect => Some(Key::Effect(consumer, id)),
-            _ => None,
+        let applied = self.db.table(Table::Inbox).filter_map(|record| {
+            if let Record::Inbox(consumer, id, row) = record { row.effect.then_some(Key::Effect(consumer, id)) } else { None }
         });
         let effects = self.db.table(Table::Effects).map(|record| record.key());
         applied.collect::<BTreeSet<_>>() == effects.collect::<BTreeSet<_>>()
@@ -315,8 +311,8 @@ impl World {
         for number in 0..scope.consumers {
             for _ in 0..=copies.len() {
                 for copy in copies.iter() {
-                    let mut receive =
-                        Receive::new(consumer(number), &envelope(copy.event)).effect(crate::step::effect(copy.event));
+                    let mut receive = Receive::new(consumer(number), &envelope(copy.event, copy.committed_at))
+                        .effect(crate::step::effect(copy.event));
                     if scope.in_order {
                         receive = receive.in_order(lane_of(copy.event), copy.sequence, copy.after);
                     }
@@ -342,7 +338,9 @@ struct Arrived(RefCell<BTreeSet<Copy>>);
 impl Publisher for &Arrived {
     fn publish(&mut self, batch: &[Message], _now: Millis) -> Vec<Published> {
         let copies = batch.iter().filter_map(|message| {
-            number_of(&message.event.id).map(|event| Copy { event, sequence: message.sequence, after: message.after })
+            let committed_at = message.event.time.get();
+            let event = number_of(&message.event.id)?;
+            Some(Copy { event, sequence: message.sequence, after: message.after, committed_at })
         });
         self.0.borrow_mut().extend(copies);
         batch.iter().map(|_| Published::Confirmed).collect()

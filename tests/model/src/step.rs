@@ -72,7 +72,7 @@ pub enum Step {
 
 /// An event with the id of another one.
 pub(crate) fn other_content(event: u8) -> Event {
-    Event { body: body(event + 100), ..envelope(event) }
+    Event { body: body(event + 100), ..envelope(event, 0) }
 }
 
 enum Ran<T: Transition> {
@@ -182,12 +182,10 @@ impl World {
     /// Whether the world keeps to the longest retry if the clock goes on.
     fn may_tick(&self, scope: &Scope) -> bool {
         let Some(longest) = scope.longest_retry else { return true };
-        self.db.table(Table::Outbox).all(|record| match record {
-            Record::Outbox(id, row) if row.state == DeliveryState::Pending => {
-                let since = number_of(&id).map_or(0, |event| self.ghost.since[usize::from(event)]);
-                (self.now + 1).saturating_sub(since) <= longest
-            }
-            _ => true,
+        self.db.table(Table::Outbox).all(|record| {
+            let Record::Outbox(id, row) = record else { return true };
+            let since = number_of(&id).map_or(0, |event| self.ghost.since[usize::from(event)]);
+            row.state != DeliveryState::Pending || (self.now + 1).saturating_sub(since) <= longest
         })
     }
 
@@ -208,17 +206,16 @@ impl World {
     /// The world after a step; `None` if it cannot happen or comes to nothing new.
     pub(crate) fn after(&self, scope: &Scope, step: &Step) -> Option<Self> {
         let mut after = self.clone();
-        match step {
-            Step::Rival(first, second) => {
-                after.perform(scope, second, &self.db.0)?;
-                after.wrote = false;
-                after.perform(scope, first, &self.db.0)?;
-                if !after.wrote {
-                    // It is as if it had come first.
-                    return None;
-                }
+        if let Step::Rival(first, second) = step {
+            after.perform(scope, second, &self.db.0)?;
+            after.wrote = false;
+            after.perform(scope, first, &self.db.0)?;
+            if !after.wrote {
+                // It is as if it had come first.
+                return None;
             }
-            step => after.perform(scope, step, &self.db.0)?,
+        } else {
+            after.perform(scope, step, &self.db.0)?;
         }
         after.wrote = false;
         Some(after)
@@ -336,7 +333,8 @@ impl World {
                 self.spend(false)?;
                 // The handler failed, so it had run: the event was next.
                 let limit = scope.max_failures;
-                let mut count = CountFailure::new(consumer(*number), &envelope(copy.event), Reason::new("no"), limit);
+                let mut count =
+                    CountFailure::new(consumer(*number), &envelope(copy.event, copy.committed_at), Reason::new("no"), limit);
                 if scope.in_order {
                     count = count.in_order(lane_of(copy.event), copy.sequence, copy.after);
                 }
@@ -463,10 +461,13 @@ impl World {
     fn publish(&mut self, relay: u8, lane: &str, answer: Answer) -> Option<()> {
         let held = self.relays[usize::from(relay)].get(lane)?;
         let (event, sequence, after) = *held.deliveries.get(held.confirmed)?;
-        let there = self.db.row(Key::Event(event_id(event))).is_some();
+        let row = self.db.row(Key::Event(event_id(event)));
+        let there = row.is_some();
+        let committed_at = row.map_or(0, |row| if let Record::Event(row) = row { row.time.get() } else { 0 });
+        let committed_at = if self.ages { committed_at } else { 0 };
         if there && matches!(answer, Answer::Confirmed | Answer::Lost) {
             self.judge_publish(event, sequence);
-            self.network.insert(Copy { event, sequence, after });
+            self.network.insert(Copy { event, sequence, after, committed_at });
         }
         let held = self.relays[usize::from(relay)].get_mut(lane)?;
         match answer {
@@ -517,7 +518,7 @@ impl World {
     }
 
     fn deliver(&mut self, scope: &Scope, step: &Step, view: &State, copy: Copy, number: u8) -> Option<()> {
-        let mut receive = Receive::new(consumer(number), &envelope(copy.event)).effect(effect(copy.event));
+        let mut receive = Receive::new(consumer(number), &envelope(copy.event, copy.committed_at)).effect(effect(copy.event));
         if scope.in_order {
             receive = receive.in_order(lane_of(copy.event), copy.sequence, copy.after);
         }
@@ -554,9 +555,10 @@ pub(crate) fn effect(event: u8) -> Body {
 
 impl Step {
     fn relay(&self) -> Option<u8> {
-        match self {
-            Self::Claim { relay, .. } | Self::Settle { relay, .. } | Self::Renew { relay, .. } => Some(*relay),
-            _ => None,
+        if let Self::Claim { relay, .. } | Self::Settle { relay, .. } | Self::Renew { relay, .. } = self {
+            Some(*relay)
+        } else {
+            None
         }
     }
 

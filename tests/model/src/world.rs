@@ -77,6 +77,8 @@ pub struct Copy {
     pub sequence: u64,
     /// The place before it.
     pub after: u64,
+    /// When it was committed, if the consumers ask for order: it tells a sender that counts anew from a latecomer.
+    pub committed_at: u64,
 }
 
 /// What is written down from outside of the rules, to judge by.
@@ -103,7 +105,7 @@ pub struct Ghost {
 /// One state of everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
-    /// Whether the age of what is done can make a difference: whether something is purged.
+    /// Whether the age of what is done can make a difference: whether something is purged, or consumers ask for order.
     pub ages: bool,
     /// The clock.
     pub now: u64,
@@ -128,7 +130,7 @@ pub struct World {
 impl World {
     pub(crate) fn new(scope: &Scope) -> Self {
         Self {
-            ages: !scope.purges.is_empty(),
+            ages: !scope.purges.is_empty() || (scope.in_order && scope.ticks > 0),
             now: 0,
             db: Db::default(),
             relays: vec![BTreeMap::new(); scope.relays.into()],
