@@ -25,6 +25,7 @@ mod driver;
 mod machine;
 mod publisher;
 mod steps;
+pub mod trace;
 
 pub use driver::Relay;
 pub use machine::{Action, Counters, Exchange, Phase, RelayMachine, RelaySettings, Status, Ticket};

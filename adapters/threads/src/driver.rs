@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use twobox::relay::{Action, Phase, Published, RelayMachine, Status, Ticket, read_messages, run_exchange};
+use twobox::relay::{Action, Phase, Published, RelayMachine, Status, Ticket, read_messages, run_exchange, trace};
 use twobox::{LeaseRef, Millis, Reason, Renew, Store};
 
 use crate::shared::{Job, Mail, Shared};
-use crate::trace;
 use crate::worker::panicked;
 
 pub(crate) struct Driver<S> {
@@ -126,13 +125,15 @@ impl<S: Store> Driver<S> {
             Action::Publish(tickets) => match guarded(|| read_messages(&*self.store, &tickets)) {
                 Ok(messages) => {
                     let now = self.machine.now();
+                    let mut jobs = Vec::with_capacity(tickets.len());
                     for (ticket, message) in tickets.into_iter().zip(messages) {
                         self.publishing += 1;
                         match message {
-                            Ok(message) => self.shared.jobs.push(Job { ticket, message, now }),
+                            Ok(message) => jobs.push(Job { ticket, message, now }),
                             Err(answer) => self.answer(self.shared.now(), &ticket, answer),
                         }
                     }
+                    self.shared.jobs.extend(jobs);
                 }
                 Err(error) => {
                     self.store_failed(error);

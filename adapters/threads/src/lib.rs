@@ -44,7 +44,6 @@
 
 mod driver;
 mod shared;
-mod trace;
 mod worker;
 
 use std::fmt;

@@ -97,9 +97,10 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    pub(crate) fn push(&self, job: Job) {
-        lock(&self.queue).0.push_back(job);
-        self.changed.notify_one();
+    /// All at once: a worker that runs into an outage takes back what waits, and must find it there.
+    pub(crate) fn extend(&self, jobs: impl IntoIterator<Item = Job>) {
+        lock(&self.queue).0.extend(jobs);
+        self.changed.notify_all();
     }
 
     /// The next job; `None` once the queue is closed.

@@ -6,10 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 
 use twobox::Reason;
-use twobox::relay::{Published, Publisher};
+use twobox::relay::{Published, Publisher, trace};
 
 use crate::shared::{Job, Shared};
-use crate::trace;
 
 pub(crate) fn work<P: Publisher>(mut publisher: P, shared: &Shared) {
     while let Some(Job { ticket, message, now }) = shared.jobs.next() {

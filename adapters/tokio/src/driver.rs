@@ -16,13 +16,12 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::sleep;
 use twobox::relay::{
     Action, AsyncPublisher, Exchanged, Message, Phase, Published, RelayMachine, RelaySettings, Status, Ticket,
-    read_messages_async, run_exchange_async,
+    read_messages_async, run_exchange_async, trace,
 };
 use twobox::store::asynchronous::AsyncStore;
 use twobox::{LeaseRef, Millis, Reason, Renew, Renewed};
 
 use crate::Control;
-use crate::trace;
 
 /// What the store has answered.
 enum Step {
@@ -195,7 +194,7 @@ where
         let (publisher, now, lease) = (self.publisher.clone(), self.machine.now(), ticket.lease.clone());
         let publish = self.publishes.spawn(async move {
             let publish = async { publisher.publish(slice::from_ref(&message), now).await };
-            let published = trace::publish(&message, async {
+            let published = trace::publish_async(&message, async {
                 match caught(publish).await {
                     Ok(answers) => {
                         let none = || Published::Failed(Reason::new("the publisher gave no answer"));

@@ -52,7 +52,6 @@
 
 mod blocking;
 mod driver;
-mod trace;
 
 use std::fmt;
 use std::sync::Arc;

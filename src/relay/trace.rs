@@ -1,20 +1,23 @@
-//! What a relay tells `tracing`, if that feature is on.
+//! What the drivers of a relay tell `tracing`, if that feature is on; without it, each of these does nothing.
 
 #![cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "without the feature nothing is told"))]
 
-use twobox::relay::{Message, Phase, Published};
-use twobox::{Claimed, Reason, Renewed, Settled};
+use core::fmt::Display;
+use core::future::Future;
 
-/// Publishes in a span of its own.
-pub(crate) fn publish(message: &Message, publish: impl FnOnce() -> Published) -> Published {
-    #[cfg(feature = "tracing")]
-    let _span = {
-        let event = &message.event;
-        tracing::debug_span!("publish", id = %event.id, r#type = %event.event_type, attempt = message.attempt).entered()
-    };
-    let published = publish();
-    #[cfg(feature = "tracing")]
-    match &published {
+use super::{Message, Phase, Published};
+use crate::transition::claim::Claimed;
+use crate::transition::settle::{Renewed, Settled};
+
+#[cfg(feature = "tracing")]
+fn span(message: &Message) -> tracing::Span {
+    let event = &message.event;
+    tracing::debug_span!("publish", id = %event.id, r#type = %event.event_type, attempt = message.attempt)
+}
+
+#[cfg(feature = "tracing")]
+fn published(published: &Published) {
+    match published {
         Published::Confirmed => tracing::debug!("confirmed"),
         Published::Failed(reason) => tracing::warn!(%reason, "failed"),
         Published::Rejected(reason) => tracing::error!(%reason, "rejected"),
@@ -22,10 +25,34 @@ pub(crate) fn publish(message: &Message, publish: impl FnOnce() -> Published) ->
         Published::Unavailable(reason) => tracing::warn!(%reason, "the broker cannot be reached"),
         Published::Abandoned => tracing::debug!("abandoned"),
     }
-    published
 }
 
-pub(crate) fn exchanged(settled: Option<&Settled>, claimed: Option<&Claimed>) {
+/// Publishes a message in a span of its own, and tells the answer there.
+pub fn publish(message: &Message, publish: impl FnOnce() -> Published) -> Published {
+    #[cfg(feature = "tracing")]
+    let _span = span(message).entered();
+    let answer = publish();
+    #[cfg(feature = "tracing")]
+    published(&answer);
+    answer
+}
+
+/// As [`publish`].
+pub async fn publish_async(message: &Message, publish: impl Future<Output = Published>) -> Published {
+    #[cfg(feature = "tracing")]
+    let publish = tracing::Instrument::instrument(
+        async move {
+            let answer = publish.await;
+            published(&answer);
+            answer
+        },
+        span(message),
+    );
+    publish.await
+}
+
+/// Tells what an exchange came to.
+pub fn exchanged(settled: Option<&Settled>, claimed: Option<&Claimed>) {
     #[cfg(feature = "tracing")]
     {
         if let Some(settled) = settled {
@@ -42,7 +69,8 @@ pub(crate) fn exchanged(settled: Option<&Settled>, claimed: Option<&Claimed>) {
     }
 }
 
-pub(crate) fn renewed(renewed: &Renewed) {
+/// Tells which leases were renewed, and which are lost.
+pub fn renewed(renewed: &Renewed) {
     #[cfg(feature = "tracing")]
     {
         tracing::debug!(leases = renewed.leases.len(), "renewed");
@@ -50,12 +78,14 @@ pub(crate) fn renewed(renewed: &Renewed) {
     }
 }
 
-pub(crate) fn store_failed(reason: &Reason) {
+/// Tells that the store failed.
+pub fn store_failed(reason: &dyn Display) {
     #[cfg(feature = "tracing")]
     tracing::warn!(%reason, "the store failed");
 }
 
-pub(crate) fn phase(phase: Phase) {
+/// Tells what the relay is about now.
+pub fn phase(phase: Phase) {
     #[cfg(feature = "tracing")]
     tracing::info!(?phase, "the relay is now");
 }
