@@ -197,16 +197,8 @@ impl Rows {
 
     /// The outbox rows at the beginning of the answer.
     pub(crate) fn outbox(&self) -> impl Iterator<Item = (&EventId, &OutboxRow, Revision)> {
-        self.0.iter().map_while(|stored| match &stored.record {
-            Record::Outbox(id, row) => Some((id, row, stored.revision)),
-            Record::Request(..)
-            | Record::Order(..)
-            | Record::Event(_)
-            | Record::Lane(..)
-            | Record::Inbox(..)
-            | Record::Effect(..)
-            | Record::Position(..)
-            | Record::Call(..) => None,
+        self.0.iter().map_while(|stored| {
+            if let Record::Outbox(id, row) = &stored.record { Some((id, row, stored.revision)) } else { None }
         })
     }
 
@@ -228,16 +220,8 @@ impl Rows {
 
     /// The lanes in the answer, each with the outbox rows that follow it.
     pub(crate) fn lanes(&self) -> impl Iterator<Item = LaneView<'_>> {
-        let starts = self.0.iter().enumerate().filter_map(|(at, stored)| match &stored.record {
-            Record::Lane(key, row) => Some((at, key, row, stored.revision)),
-            Record::Request(..)
-            | Record::Order(..)
-            | Record::Event(_)
-            | Record::Outbox(..)
-            | Record::Inbox(..)
-            | Record::Effect(..)
-            | Record::Position(..)
-            | Record::Call(..) => None,
+        let starts = self.0.iter().enumerate().filter_map(|(at, stored)| {
+            if let Record::Lane(key, row) = &stored.record { Some((at, key, row, stored.revision)) } else { None }
         });
         starts.map(|(at, key, row, revision)| {
             let rest = &self.0[at + 1..];
@@ -259,16 +243,8 @@ pub(crate) struct LaneView<'a> {
 impl<'a> LaneView<'a> {
     /// Its first pending events, in order.
     pub(crate) fn pending(self) -> impl Iterator<Item = (&'a EventId, &'a OutboxRow, Revision)> + Clone {
-        self.pending.iter().filter_map(|stored| match &stored.record {
-            Record::Outbox(id, row) => Some((id, row, stored.revision)),
-            Record::Request(..)
-            | Record::Order(..)
-            | Record::Event(_)
-            | Record::Lane(..)
-            | Record::Inbox(..)
-            | Record::Effect(..)
-            | Record::Position(..)
-            | Record::Call(..) => None,
+        self.pending.iter().filter_map(|stored| {
+            if let Record::Outbox(id, row) = &stored.record { Some((id, row, stored.revision)) } else { None }
         })
     }
 }

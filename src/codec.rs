@@ -193,6 +193,7 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
                 out.number(lease.through);
             });
             out.option(row.blocked_by.as_ref(), |out, id| out.text(id.as_str()));
+            out.time(row.begun);
             out.time(row.changed_at);
         }
         Record::Inbox(_, _, row) => {
@@ -209,8 +210,8 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
         }
         Record::Effect(_, _, body) => out.body(body),
         Record::Position(_, _, row) => {
+            out.time(row.begun);
             out.number(row.sequence);
-            out.time(row.committed_at);
             out.time(row.at);
         }
         Record::Call(_, _, row) => {
@@ -307,6 +308,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
                 lease: value
                     .option(|value| Ok(Lease { owner: value.name()?, until: value.time()?, through: value.number()? }))?,
                 blocked_by: value.option(Parser::name)?,
+                begun: value.time()?,
                 changed_at: value.time()?,
             },
         ),
@@ -336,7 +338,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             Record::Position(
                 consumer,
                 ordering_key,
-                PositionRow { sequence: value.number()?, committed_at: value.time()?, at: value.time()? },
+                PositionRow { begun: value.time()?, sequence: value.number()?, at: value.time()? },
             )
         }
         Table::Calls => {

@@ -167,7 +167,7 @@ impl<'a, S: Store> Inbox<'a, S> {
     ) -> Result<Receipt, Back<S::Error>> {
         let mut receive = Receive::new(self.consumer.clone(), &message.event);
         if self.in_order {
-            receive = receive.in_order(message.event.ordering_key.clone(), message.sequence, message.after);
+            receive = receive.in_order(message.event.ordering_key.clone(), message.place);
         }
         match tx.run(receive).map_err(RunError::split) {
             Ok(Received::Applied) => {}
@@ -191,7 +191,7 @@ impl<'a, S: Store> Inbox<'a, S> {
     fn count_failure(&self, message: &Message, reason: Reason, now: Millis) -> Result<Receipt, RunError<S::Error, Infallible>> {
         let mut count = CountFailure::new(self.consumer.clone(), &message.event, reason.clone(), self.max_failures);
         if self.in_order {
-            count = count.in_order(message.event.ordering_key.clone(), message.sequence, message.after);
+            count = count.in_order(message.event.ordering_key.clone(), message.place);
         }
         match self.store.run(count, now).map_err(RunError::split) {
             Ok(FailureCounted::ComesAgain) => Ok(Receipt::Failed(reason)),

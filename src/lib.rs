@@ -42,7 +42,7 @@ pub use table::{
 pub use time::Millis;
 pub use transition::claim::{Claim, Claimed, Delivery, Run};
 pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};
-pub use transition::lane::{LeaseRef, Stale, StaleLease};
+pub use transition::lane::{LeaseRef, Place, Stale, StaleLease};
 pub use transition::operator::{Cancel, Discard, NotDone, Operated, Redrive};
 pub use transition::purge::{Purge, Purged};
 pub use transition::receive::{ContentDiffers, CountFailure, FailureCounted, Receive, Received, RecordEffect, Retry, SkipTo};

@@ -207,6 +207,7 @@ fn cells(record: &Record) -> Vec<Cell> {
             lasting("next", row.next),
             lasting("confirmed", row.confirmed),
             lasting("blocked by", or_dash(row.blocked_by.as_ref())),
+            passing("begun", row.begun),
             passing("due", or_dash(row.due)),
             passing("starts", row.starts),
             passing("token", row.token),
@@ -233,7 +234,7 @@ fn cells(record: &Record) -> Vec<Cell> {
             lasting("consumer", consumer),
             lasting("ordering key", key),
             lasting("sequence", row.sequence),
-            passing("committed", row.committed_at),
+            passing("begun", row.begun),
             passing("at", row.at),
         ],
         Record::Call(consumer, id, row) => alloc::vec![

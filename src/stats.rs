@@ -156,16 +156,6 @@ impl Walk {
             }
         }
         let last = page.as_slice().last().filter(|_| page.as_slice().len() == PAGE);
-        last.and_then(|stored| match stored.record.key() {
-            Key::Outbox(id) => Some(Self::dead_after(Some(id))),
-            Key::Request(_)
-            | Key::Order(_)
-            | Key::Event(_)
-            | Key::Lane(_)
-            | Key::Inbox(..)
-            | Key::Effect(..)
-            | Key::Position(..)
-            | Key::Call(..) => None,
-        })
+        last.and_then(|stored| if let Key::Outbox(id) = stored.record.key() { Some(Self::dead_after(Some(id))) } else { None })
     }
 }

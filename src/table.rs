@@ -271,6 +271,8 @@ pub struct LaneRow {
     pub lease: Option<Lease>,
     /// The dead event that the lane waits for, if the rule is to wait.
     pub blocked_by: Option<EventId>,
+    /// When it began to count its events.
+    pub begun: Millis,
     /// When an event was last put to it or settled in it.
     pub changed_at: Millis,
 }
@@ -329,10 +331,10 @@ impl InboxState {
 /// How far a consumer has come in an ordering key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PositionRow {
+    /// When the sender's lane began the count that the sequence belongs to.
+    pub begun: Millis,
     /// The sequence of the last event that was applied in order.
     pub sequence: u64,
-    /// When that event was committed, by the clock of its sender.
-    pub committed_at: Millis,
     /// When.
     pub at: Millis,
 }

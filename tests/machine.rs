@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use twobox::relay::{Action, Phase, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::{
-    Claimed, Delivery, EventId, LeaseRef, Millis, OrderingKey, Owner, Reason, Renewed, Run, RunResult, Settled, Stale, StaleLease,
+    Claimed, Delivery, EventId, LeaseRef, Millis, OrderingKey, Owner, Place, Reason, Renewed, Run, RunResult, Settled, Stale,
+    StaleLease,
 };
 
 const START: Millis = Millis::new(1_000_000_000);
@@ -229,8 +230,7 @@ impl Driver {
             let deliveries: Vec<Delivery> = (1..=events as u64)
                 .map(|n| Delivery {
                     event: EventId::new(format!("{lane}/{}", *next + n)).unwrap(),
-                    sequence: *next + n,
-                    after: *next + n - 1,
+                    place: Place { begun: Millis::new(0), sequence: *next + n, after: *next + n - 1 },
                     attempt: 1,
                 })
                 .collect();
@@ -311,7 +311,11 @@ impl Driver {
 
     fn unexpected(&mut self, which: u8) {
         let lease = LeaseRef { lane: OrderingKey::new(format!("lane-{}", which % LANES)).unwrap(), token: 77_777 };
-        let delivery = Delivery { event: EventId::new("unknown").unwrap(), sequence: 1, after: 0, attempt: 1 };
+        let delivery = Delivery {
+            event: EventId::new("unknown").unwrap(),
+            place: Place { begun: Millis::new(0), sequence: 1, after: 0 },
+            attempt: 1,
+        };
         let exchange = matches!(self.transaction, Some(Action::Exchange(_)));
         match which % 6 {
             0 => self.machine.handle_published(self.clock, &Ticket { lease, delivery }, Published::Confirmed),

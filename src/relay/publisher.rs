@@ -9,16 +9,15 @@ use crate::ids::Reason;
 use crate::inbox::{Handled, Inbox, Receipt};
 use crate::store::{Store, Writing};
 use crate::time::Millis;
+use crate::transition::lane::Place;
 
 /// An event on its way: what a publisher is given, and what a consumer gets.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Message {
     /// The envelope and the payload.
     pub event: Event,
-    /// The event's place in its ordering key.
-    pub sequence: u64,
-    /// The place of the event that was published before it in its ordering key, 0 if there was none.
-    pub after: u64,
+    /// Where it stands among the events of its ordering key.
+    pub place: Place,
     /// Which start of a publish this is, from 1. A consumer must not rely on it.
     pub attempt: u32,
 }

@@ -124,7 +124,7 @@ fn messages_of(tickets: &[Ticket], rows: Rows) -> Vec<Result<Message, Published>
     let message = |ticket: &Ticket| {
         let delivery = &ticket.delivery;
         match events.remove(&delivery.event) {
-            Some(event) => Ok(Message { event, sequence: delivery.sequence, after: delivery.after, attempt: delivery.attempt }),
+            Some(event) => Ok(Message { event, place: delivery.place, attempt: delivery.attempt }),
             None => Err(Published::Rejected(Reason::new("its envelope is not in the store, which must be damaged"))),
         }
     };

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::lane::LeaseRef;
+use super::lane::{LeaseRef, Place};
 use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition};
 use crate::ids::{EventId, Invalid, Owner, Reason};
 use crate::policy::{DeliveryPolicy, WhenDead};
@@ -66,10 +66,8 @@ impl<'a> Claim<'a> {
 pub struct Delivery {
     /// Which event. Its envelope and payload are a row of their own, to be read with [`Query::rows`].
     pub event: EventId,
-    /// Its place in its lane.
-    pub sequence: u64,
-    /// The place of the event that is published before it in the lane, 0 if there was none. A consumer that has applied that one may apply this one.
-    pub after: u64,
+    /// Where it stands in its lane.
+    pub place: Place,
     /// Which start of a publish this is, from 1.
     pub attempt: u32,
 }
@@ -183,9 +181,10 @@ impl Claim<'_> {
                 let until = now + self.lease;
                 let mut after = row.confirmed;
                 let mut deliveries = Vec::new();
-                for (id, event, _) in lane.pending().take(longest.min(left)).take_while(|(_, row, _)| row.due <= now) {
+                for (id, event, _) in lane.pending().take(longest.min(left)).take_while(|(_, event, _)| event.due <= now) {
                     let attempt = event.starts.saturating_add(if deliveries.is_empty() { row.starts } else { 1 });
-                    deliveries.push(Delivery { event: id.clone(), sequence: event.sequence, after, attempt });
+                    let place = Place { begun: row.begun, sequence: event.sequence, after };
+                    deliveries.push(Delivery { event: id.clone(), place, attempt });
                     after = event.sequence;
                 }
                 row.lease = Some(Lease { owner: self.owner.clone(), until, through: after });

@@ -50,11 +50,23 @@ pub enum Stale {
     },
 }
 
+/// Where an event stands among those of its ordering key, as its sender counts them: what a message says, so that a consumer can put
+/// events in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// When the lane began to count. It begins anew if it was purged after it had been idle for its retention.
+    pub begun: Millis,
+    /// The event's place in that count, from 1.
+    pub sequence: u64,
+    /// The place of the event that is published before it, 0 if there was none. A consumer that has applied that one may apply this one.
+    pub after: u64,
+}
+
 impl LaneRow {
     /// A lane that has had no events. Its tokens begin with the time, so that those of a lane that was purged do not come again.
     pub(crate) const fn empty(now: Millis) -> Self {
         let token = now.get();
-        Self { next: 1, confirmed: 0, due: None, starts: 0, token, lease: None, blocked_by: None, changed_at: now }
+        Self { next: 1, confirmed: 0, due: None, starts: 0, token, lease: None, blocked_by: None, begun: now, changed_at: now }
     }
 
     /// Puts an event to the end of the lane and gives its sequence.

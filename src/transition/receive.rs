@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use super::lane::Place;
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::{Body, Event};
 use crate::fingerprint::Digest;
@@ -15,13 +16,11 @@ struct Arrival {
     consumer: Consumer,
     event: EventId,
     content: Digest,
-    /// When it was committed at its sender.
-    time: Millis,
 }
 
 impl Arrival {
     fn new(consumer: Consumer, event: &Event) -> Self {
-        Self { consumer, event: event.id.clone(), content: event.content_digest(), time: event.time }
+        Self { consumer, event: event.id.clone(), content: event.content_digest() }
     }
 
     fn key(&self) -> Key {
@@ -84,61 +83,49 @@ pub struct ContentDiffers {
 /// | none, or at or before the position  | the same, and the position moves, if that brings it forward | the same |
 /// | after the position                  | nothing                                                | [`Received::WaitsFor`] |
 ///
-/// A sender counts anew in a key that was idle for its retention: an event with nothing before it that was committed later than all
-/// that was applied sets the position back.
+/// A sender counts anew in a lane that it had purged: the first event of a later count waits for nothing, those behind it for the one
+/// before them in that count, and a latecomer of an earlier count is applied without moving the position.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Receive {
     arrival: Arrival,
     effect: Option<Body>,
-    place: Option<Place>,
+    order: Option<InOrder>,
 }
 
-/// Where an event stands among those of its ordering key.
+/// What an event that is received in order needs besides: its key and its place there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Place {
+struct InOrder {
     ordering_key: OrderingKey,
-    sequence: u64,
-    after: u64,
+    place: Place,
 }
 
-impl Place {
+/// How far a consumer has come, as something that grows: the count, and the sequence in it.
+type Progress = (Millis, u64);
+
+impl InOrder {
     fn key(&self, consumer: &Consumer) -> Key {
         Key::Position(consumer.clone(), self.ordering_key.clone())
     }
 
-    fn position(rows: &Rows) -> u64 {
-        rows.position().map_or(0, |(row, _)| row.sequence)
+    fn progress(rows: &Rows) -> Progress {
+        rows.position().map_or((Millis::new(0), 0), |(row, _)| (row.begun, row.sequence))
     }
 
-    /// Whether the consumer has come as far as this place.
+    /// Whether the consumer has come as far as the event before this one, if there is one.
     fn is_next(&self, rows: &Rows) -> bool {
-        self.after <= Self::position(rows)
+        let Place { begun, after, .. } = self.place;
+        after == 0 || (begun, after) <= Self::progress(rows)
     }
 
-    /// Moves the position to the place of an event that ended before, at another one: a redrive gave it this one, and those behind
-    /// it must not wait for what is done already.
-    fn pass(&self, arrival: &Arrival, now: Millis, rows: &Rows, batch: &mut Batch) {
-        if self.is_next(rows) && self.sequence > Self::position(rows) {
-            self.reach(arrival, now, rows, batch);
+    /// Moves the position to this place, unless it is as far already: never back, since nothing would bring it forward again.
+    fn reach(&self, consumer: &Consumer, now: Millis, rows: &Rows, batch: &mut Batch) {
+        let Place { begun, sequence, .. } = self.place;
+        if (begun, sequence) <= Self::progress(rows) {
+            return;
         }
-    }
-
-    /// Moves the position to this place, unless it is further already.
-    fn reach(&self, arrival: &Arrival, now: Millis, rows: &Rows, batch: &mut Batch) {
-        let there = rows.position();
-        let row = match there {
-            None => PositionRow { sequence: self.sequence, committed_at: arrival.time, at: now },
-            // With nothing before it, and committed later than all that was applied, it is no latecomer: the sender has begun to
-            // count anew, after the lane had been idle for its retention. Nothing else moves the position back, since nothing
-            // would bring it forward again.
-            Some((row, _)) => {
-                let anew = self.after == 0 && arrival.time > row.committed_at;
-                let sequence = if anew { self.sequence } else { self.sequence.max(row.sequence) };
-                PositionRow { sequence, committed_at: arrival.time.max(row.committed_at), at: now }
-            }
-        };
-        let record = Record::Position(arrival.consumer.clone(), self.ordering_key.clone(), row);
-        match there {
+        let row = PositionRow { begun, sequence, at: now };
+        let record = Record::Position(consumer.clone(), self.ordering_key.clone(), row);
+        match rows.position() {
             None => batch.insert(record),
             Some((_, revision)) => batch.update(revision, record),
         }
@@ -149,13 +136,13 @@ impl Receive {
     /// `consumer` receives `event`. Whatever it does about it goes into the same transaction.
     #[must_use]
     pub fn new(consumer: Consumer, event: &Event) -> Self {
-        Self { arrival: Arrival::new(consumer, event), effect: None, place: None }
+        Self { arrival: Arrival::new(consumer, event), effect: None, order: None }
     }
 
-    /// In the order of the ordering key: not before the event with the sequence `after`, as the message says.
+    /// In the order of the ordering key: not before the event that was published before it, as the message's place says.
     #[must_use]
-    pub fn in_order(mut self, ordering_key: OrderingKey, sequence: u64, after: u64) -> Self {
-        self.place = Some(Place { ordering_key, sequence, after });
+    pub fn in_order(mut self, ordering_key: OrderingKey, place: Place) -> Self {
+        self.order = Some(InOrder { ordering_key, place });
         self
     }
 
@@ -186,33 +173,28 @@ impl Transition for Receive {
     type Refusal = ContentDiffers;
 
     fn query(&self, _now: Millis) -> Query {
-        let place = self.place.as_ref();
-        Query::rows([self.arrival.key()].into_iter().chain(place.map(|place| place.key(&self.arrival.consumer))))
+        let order = self.order.as_ref().map(|order| order.key(&self.arrival.consumer));
+        Query::rows([self.arrival.key()].into_iter().chain(order))
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Received>, ContentDiffers> {
         let found = self.arrival.check(rows)?;
-        if let Some(place) = self.place.as_ref().filter(|place| !place.is_next(rows)) {
-            return Ok(Decision::nothing(Received::WaitsFor(place.after)));
-        }
         let mut batch = Batch::new();
-        let (failures, ended) = match found {
-            None => (0, None),
+        if let Some(order) = &self.order {
+            if !order.is_next(rows) {
+                return Ok(Decision::nothing(Received::WaitsFor(order.place.after)));
+            }
+            // Also for one that is done: a redrive may have given it this place, and those behind it wait for that.
+            order.reach(&self.arrival.consumer, now, rows, &mut batch);
+        }
+        let failures = match found {
+            None => 0,
             Some((row, _)) => match row.state {
-                InboxState::Applied => (0, Some(Received::Duplicate)),
-                InboxState::Poisoned => (0, Some(Received::Poisoned)),
-                InboxState::Failing => (row.failures, None),
+                InboxState::Applied => return Ok(Decision::new(batch, Received::Duplicate)),
+                InboxState::Poisoned => return Ok(Decision::new(batch, Received::Poisoned)),
+                InboxState::Failing => row.failures,
             },
         };
-        if let Some(ended) = ended {
-            if let Some(place) = &self.place {
-                place.pass(&self.arrival, now, rows, &mut batch);
-            }
-            return Ok(Decision::new(batch, ended));
-        }
-        if let Some(place) = &self.place {
-            place.reach(&self.arrival, now, rows, &mut batch);
-        }
         let row = InboxRow {
             content: self.arrival.content,
             at: now,
@@ -289,20 +271,20 @@ pub struct CountFailure {
     arrival: Arrival,
     reason: Reason,
     limit: u32,
-    place: Option<Place>,
+    order: Option<InOrder>,
 }
 
 impl CountFailure {
     /// `consumer` failed on `event`; at the `limit`-th failure the event is set aside.
     #[must_use]
     pub fn new(consumer: Consumer, event: &Event, reason: Reason, limit: u32) -> Self {
-        Self { arrival: Arrival::new(consumer, event), reason, limit, place: None }
+        Self { arrival: Arrival::new(consumer, event), reason, limit, order: None }
     }
 
     /// In the order of the ordering key, as [`Receive::in_order`].
     #[must_use]
-    pub fn in_order(mut self, ordering_key: OrderingKey, sequence: u64, after: u64) -> Self {
-        self.place = Some(Place { ordering_key, sequence, after });
+    pub fn in_order(mut self, ordering_key: OrderingKey, place: Place) -> Self {
+        self.order = Some(InOrder { ordering_key, place });
         self
     }
 }
@@ -324,44 +306,30 @@ impl Transition for CountFailure {
     type Refusal = ContentDiffers;
 
     fn query(&self, _now: Millis) -> Query {
-        let place = self.place.as_ref();
-        Query::rows([self.arrival.key()].into_iter().chain(place.map(|place| place.key(&self.arrival.consumer))))
+        let order = self.order.as_ref().map(|order| order.key(&self.arrival.consumer));
+        Query::rows([self.arrival.key()].into_iter().chain(order))
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<FailureCounted>, ContentDiffers> {
         let found = self.arrival.check(rows)?;
+        let failures = found.map_or(0, |(row, _)| row.failures).saturating_add(1);
+        let (state, outcome) = match found.map(|(row, _)| row.state) {
+            Some(InboxState::Applied) => (None, FailureCounted::AppliedAlready),
+            Some(InboxState::Poisoned) => (None, FailureCounted::Poisoned),
+            None | Some(InboxState::Failing) if failures < self.limit => (Some(InboxState::Failing), FailureCounted::ComesAgain),
+            None | Some(InboxState::Failing) => (Some(InboxState::Poisoned), FailureCounted::Poisoned),
+        };
         let mut batch = Batch::new();
-        let (failures, ended) = match found {
-            None => (1, None),
-            Some((row, _)) => match row.state {
-                InboxState::Applied => (0, Some(FailureCounted::AppliedAlready)),
-                InboxState::Poisoned => (0, Some(FailureCounted::Poisoned)),
-                InboxState::Failing => (row.failures.saturating_add(1), None),
-            },
-        };
-        if let Some(ended) = ended {
-            if let Some(place) = &self.place {
-                place.pass(&self.arrival, now, rows, &mut batch);
-            }
-            return Ok(Decision::new(batch, ended));
+        // What has ended holds nobody up, at whatever place it came.
+        let ended = self.order.as_ref().filter(|order| outcome != FailureCounted::ComesAgain && order.is_next(rows));
+        if let Some(order) = ended {
+            order.reach(&self.arrival.consumer, now, rows, &mut batch);
         }
-        let (state, outcome) = if failures < self.limit {
-            (InboxState::Failing, FailureCounted::ComesAgain)
-        } else {
-            (InboxState::Poisoned, FailureCounted::Poisoned)
-        };
-        if let Some(place) = self.place.as_ref().filter(|place| state == InboxState::Poisoned && place.is_next(rows)) {
-            place.reach(&self.arrival, now, rows, &mut batch);
+        if let Some(state) = state {
+            let (content, reason) = (self.arrival.content, Some(self.reason.clone()));
+            let row = InboxRow { content, at: now, state, failures, reason, effect: false };
+            self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         }
-        let row = InboxRow {
-            content: self.arrival.content,
-            at: now,
-            state,
-            failures,
-            reason: Some(self.reason.clone()),
-            effect: false,
-        };
-        self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         Ok(Decision::new(batch, outcome))
     }
 }
@@ -408,25 +376,27 @@ impl Transition for Retry {
     }
 }
 
-/// Sets where a consumer that asks for order stands: it waits for nothing that was published up to there. For one that begins in the
-/// middle of an ordering key, or that an operator lets go on without what will not come.
+/// Lets a consumer that asks for order go on with the event at a place: it waits for nothing that was published before. For one that begins in
+/// the middle of an ordering key, or that waits for what will not come.
 ///
-/// | position                 | what is written | outcome |
-/// |--------------------------|-----------------|---------|
-/// | none, or before `sequence` | the position  | `true`  |
-/// | at or after `sequence`   | nothing         | `false` |
+/// | position                      | what is written | outcome |
+/// |-------------------------------|-----------------|---------|
+/// | none, or before the event's predecessor | the position of the predecessor | `true`  |
+/// | there, or further             | nothing         | `false` |
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SkipTo {
     consumer: Consumer,
-    ordering_key: OrderingKey,
-    sequence: u64,
+    order: InOrder,
 }
 
 impl SkipTo {
-    /// `consumer` waits for no event of the ordering key up to `sequence`, as [`Received::WaitsFor`] names it.
+    /// `consumer` waits for nothing before the event at this place, which is that of the message for which it answered
+    /// [`Received::WaitsFor`].
     #[must_use]
-    pub const fn new(consumer: Consumer, ordering_key: OrderingKey, sequence: u64) -> Self {
-        Self { consumer, ordering_key, sequence }
+    pub const fn new(consumer: Consumer, ordering_key: OrderingKey, place: Place) -> Self {
+        // The place that counts as reached is that of the predecessor.
+        let place = Place { sequence: place.after, ..place };
+        Self { consumer, order: InOrder { ordering_key, place } }
     }
 }
 
@@ -435,22 +405,13 @@ impl Transition for SkipTo {
     type Refusal = core::convert::Infallible;
 
     fn query(&self, _now: Millis) -> Query {
-        Query::rows([Key::Position(self.consumer.clone(), self.ordering_key.clone())])
+        Query::rows([self.order.key(&self.consumer)])
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
         let mut batch = Batch::new();
-        let there = rows.position();
-        let moves = there.is_none_or(|(row, _)| row.sequence < self.sequence);
-        if moves {
-            let committed_at = there.map_or(Millis::new(0), |(row, _)| row.committed_at);
-            let row = PositionRow { sequence: self.sequence, committed_at, at: now };
-            let record = Record::Position(self.consumer.clone(), self.ordering_key.clone(), row);
-            match there {
-                None => batch.insert(record),
-                Some((_, revision)) => batch.update(revision, record),
-            }
-        }
-        Ok(Decision::new(batch, moves))
+        self.order.reach(&self.consumer, now, rows, &mut batch);
+        let moved = !batch.is_empty();
+        Ok(Decision::new(batch, moved))
     }
 }

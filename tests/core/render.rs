@@ -61,7 +61,7 @@ fn every_table() -> Vec<Record> {
         Record::Lane(name("blocked"), LaneRow { blocked_by: Some(name("o/9")), ..LANE }),
         Record::Inbox(name("c"), name("o/1"), inbox),
         Record::Effect(name("c"), name("o/1"), Body::text("").unwrap()),
-        Record::Position(name("c"), name("k"), PositionRow { sequence: 1, committed_at: ms(1_000), at: ms(2_000) }),
+        Record::Position(name("c"), name("k"), PositionRow { begun: ms(1_000), sequence: 1, at: ms(2_000) }),
         Record::Call(name("c"), name("o/1"), CallRow { state: CallState::Started, at: ms(2_000), starts: 1, note: None }),
     ]
 }
@@ -85,9 +85,9 @@ outbox:
   o/1    k     1         pending  0       0         100  -         -
   o/2    k     2         dead     0       1         100  3         rejected
 lanes:
-  lane     next  confirmed  blocked by  due   starts  token  leased to  until  through
-  blocked  1     0          o/9         -     0       0      -          -      -
-  k        3     0          -           1500  1       1      me         1500   1
+  lane     next  confirmed  blocked by  begun  due   starts  token  leased to  until  through
+  blocked  1     0          o/9         0      -     0       0      -          -      -
+  k        3     0          -           0      1500  1       1      me         1500   1
 inbox:
   consumer  event  state    content   failures  at    reason
   c         o/1    failing  59f36437  2         2000  no stock left
@@ -95,8 +95,8 @@ effects:
   consumer  event  content type  body
   c         o/1    text/plain    (empty)
 positions:
-  consumer  ordering key  sequence  committed  at
-  c         k             1         1000       2000
+  consumer  ordering key  sequence  begun  at
+  c         k             1         1000   2000
 calls:
   consumer  event  state    starts  at    note
   c         o/1    started  1       2000  -

@@ -35,8 +35,17 @@ pub(crate) fn update(revision: u64, record: Record) -> Change {
 }
 
 /// A lane that has had no events.
-pub(crate) const LANE: LaneRow =
-    LaneRow { next: 1, confirmed: 0, due: None, starts: 0, token: 0, lease: None, blocked_by: None, changed_at: Millis::new(0) };
+pub(crate) const LANE: LaneRow = LaneRow {
+    next: 1,
+    confirmed: 0,
+    due: None,
+    starts: 0,
+    token: 0,
+    lease: None,
+    blocked_by: None,
+    begun: Millis::new(0),
+    changed_at: Millis::new(0),
+};
 
 /// A pending event at a place of a lane, committed at 100 and due since then.
 pub(crate) fn pending(lane: &str, sequence: u64) -> OutboxRow {
@@ -183,9 +192,9 @@ fn outbox_rows() -> BoxedStrategy<OutboxRow> {
 pub(crate) fn lane_rows() -> BoxedStrategy<LaneRow> {
     let lease =
         (names::<Owner>(Owner::MAX), times(), numbers()).prop_map(|(owner, until, through)| Lease { owner, until, through });
-    let holder = (prop::option::of(lease), prop::option::of(event_ids()), times());
+    let holder = (prop::option::of(lease), prop::option::of(event_ids()), times(), times());
     (numbers(), numbers(), prop::option::of(times()), counts(), numbers(), holder)
-        .prop_map(|(next, confirmed, due, starts, token, (lease, blocked_by, changed_at))| LaneRow {
+        .prop_map(|(next, confirmed, due, starts, token, (lease, blocked_by, begun, changed_at))| LaneRow {
             next,
             confirmed,
             due,
@@ -193,6 +202,7 @@ pub(crate) fn lane_rows() -> BoxedStrategy<LaneRow> {
             token,
             lease,
             blocked_by,
+            begun,
             changed_at,
         })
         .boxed()
@@ -220,8 +230,8 @@ pub(crate) fn records() -> BoxedStrategy<Record> {
         (ordering_keys(), lane_rows()).prop_map(|(key, row)| Record::Lane(key, row)),
         (consumers(), event_ids(), inbox_rows()).prop_map(|(consumer, id, row)| Record::Inbox(consumer, id, row)),
         (consumers(), event_ids(), bodies()).prop_map(|(consumer, id, body)| Record::Effect(consumer, id, body)),
-        (consumers(), ordering_keys(), numbers(), times(), times()).prop_map(|(consumer, key, sequence, committed_at, at)| {
-            Record::Position(consumer, key, PositionRow { sequence, committed_at, at })
+        (consumers(), ordering_keys(), numbers(), times(), times()).prop_map(|(consumer, key, sequence, begun, at)| {
+            Record::Position(consumer, key, PositionRow { begun, sequence, at })
         }),
         (consumers(), event_ids(), call_rows()).prop_map(|(consumer, id, row)| Record::Call(consumer, id, row)),
     ]

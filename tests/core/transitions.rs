@@ -13,9 +13,9 @@ use twobox::{
     Batch, Body, CallRow, CallState, Cancel, Change, Claim, Claimed, CommitOrder, CommitRefused, Committed, ContentDiffers,
     CountFailure, Decision, Delivery, DeliveryPolicy, DeliveryState, Discard, Draft, Ending, Event, EventId, Expect,
     FailureCounted, Fingerprint, Headers, InboxRow, InboxState, Key, LaneRow, LeaseRef, Load, Millis, OrderRow, OrderingKey,
-    OutboxRow, ParametersDiffer, Placed, PositionRow, Purge, Query, Reader, Reason, Receive, Received, Record, RecordEffect,
-    Redrive, Register, Registered, Renew, Renewed, Request, RequestRow, Retention, Retry, Rows, Run, RunResult, Settle, Settled,
-    SkipTo, Stale, StaleLease, Store, Stored, Table, Tables, Transaction, Transition, WhenDead,
+    OutboxRow, ParametersDiffer, Place, Placed, PositionRow, Purge, Query, Reader, Reason, Receive, Received, Record,
+    RecordEffect, Redrive, Register, Registered, Renew, Renewed, Request, RequestRow, Retention, Retry, Rows, Run, RunResult,
+    Settle, Settled, SkipTo, Stale, StaleLease, Store, Stored, Table, Tables, Transaction, Transition, WhenDead,
 };
 use twobox_memory::MemoryStore;
 
@@ -116,9 +116,17 @@ fn lane(key: &str, row: LaneRow) -> Record {
     Record::Lane(name(key), row)
 }
 
-/// A lane that begins at [`NOW`]: its tokens do too, so that those of a lane which was purged do not come again.
+/// A lane that begins at [`NOW`]: its count and its tokens do too, so that those of a lane which was purged are told apart.
 fn new_lane() -> LaneRow {
-    LaneRow { token: NOW.get(), changed_at: NOW, ..LANE }
+    LaneRow { token: NOW.get(), begun: NOW, changed_at: NOW, ..LANE }
+}
+
+fn place(begun: u64, sequence: u64, after: u64) -> Place {
+    Place { begun: ms(begun), sequence, after }
+}
+
+fn position((begun, sequence): (u64, u64), at: Millis) -> Record {
+    Record::Position(name("c"), name("k"), PositionRow { begun: ms(begun), sequence, at })
 }
 
 fn draft() -> Draft {
@@ -275,8 +283,10 @@ fn claim(policy: &DeliveryPolicy, limit: usize) -> Claim<'_> {
 }
 
 fn run_of(key: &str, token: u64, deliveries: &[(&str, u64, u64, u32)]) -> Run {
-    let delivery =
-        |&(event, sequence, after, attempt): &(&str, u64, u64, u32)| Delivery { event: name(event), sequence, after, attempt };
+    let delivery = |&(event, sequence, after, attempt): &(&str, u64, u64, u32)| {
+        let place = Place { begun: LANE.begun, sequence, after };
+        Delivery { event: name(event), place, attempt }
+    };
     Run {
         lease: LeaseRef { lane: name(key), token },
         until: ms(UNTIL),
@@ -439,7 +449,7 @@ fn claim_of_several_lanes() {
         (1, &rows, vec![run_of("c", 8, &[("c3", 3, 2, 1)])], Some(NOW)),
     ] {
         let changes = runs.iter().map(|run| {
-            let through = run.deliveries.last().unwrap().sequence;
+            let through = run.deliveries.last().unwrap().place.sequence;
             update(5, Record::Lane(run.lease.lane.clone(), leased_lane(through)))
         });
         let expected = writes(changes.collect::<Vec<_>>(), Claimed { runs, dead: vec![], next_due });
@@ -826,52 +836,57 @@ fn receive() {
 #[test]
 fn receive_in_order() {
     let event = event("e", "k");
-    let receive = |sequence, after| Receive::new(name("c"), &event).in_order(name("k"), sequence, after);
+    let receive = |at: Place| Receive::new(name("c"), &event).in_order(name("k"), at);
     let keys = [Key::Inbox(name("c"), name("e")), Key::Position(name("c"), name("k"))];
-    assert_eq!(receive(5, 4).query(NOW), Query::rows(keys));
+    assert_eq!(receive(place(20, 5, 4)).query(NOW), Query::rows(keys));
 
     let content = event.content_digest();
     let row = InboxRow { content, at: NOW, state: InboxState::Applied, failures: 0, reason: None, effect: false };
     let applied = insert(Record::Inbox(name("c"), name("e"), row));
-    let position = |(sequence, committed): (u64, u64), at| {
-        Record::Position(name("c"), name("k"), PositionRow { sequence, committed_at: ms(committed), at })
-    };
-    let time = event.time.get();
-    let (earlier, later) = (time - 1, time + 1);
-    // Where the consumer stands, the event, the one before it, and where the consumer stands afterwards.
-    for (before, sequence, after, moved) in [
-        (None, 1, 0, (1, time)),
-        (None, 5, 0, (5, time)),
-        (Some((4, earlier)), 5, 4, (5, time)),
-        (Some((4, later)), 7, 4, (7, later)),
-        (Some((4, earlier)), 7, 3, (7, time)),
-        // One that comes late does not move it back, be it the very first; one that begins anew, later than all before, does.
-        (Some((9, later)), 5, 4, (9, later)),
-        (Some((9, earlier)), 5, 4, (9, time)),
-        (Some((9, later)), 1, 0, (9, later)),
-        (Some((9, time)), 1, 0, (9, time)),
-        (Some((9, earlier)), 1, 0, (1, time)),
-        (Some((u64::MAX, later)), u64::MAX, u64::MAX, (u64::MAX, later)),
+    let standing =
+        |there: Option<(u64, u64)>| there.map(|there| stored(6, position(there, ms(10)))).into_iter().collect::<Vec<_>>();
+    // Where the consumer stands, the place of the event, and where the consumer stands afterwards: each time the beginning of the
+    // count, and the sequence.
+    for (there, at, moved) in [
+        (None, place(20, 1, 0), Some((20, 1))),
+        (None, place(20, 5, 0), Some((20, 5))),
+        (Some((20, 4)), place(20, 5, 4), Some((20, 5))),
+        (Some((20, 4)), place(20, 7, 4), Some((20, 7))),
+        (Some((20, 4)), place(20, 7, 3), Some((20, 7))),
+        // One that comes late does not move it back, be it the very first.
+        (Some((20, 9)), place(20, 5, 4), None),
+        (Some((20, 9)), place(20, 1, 0), None),
+        (Some((20, u64::MAX)), place(20, u64::MAX, u64::MAX), None),
+        // A sender that counts anew is followed, and what comes late of its earlier count waits for nothing.
+        (Some((20, 9)), place(21, 1, 0), Some((21, 1))),
+        (Some((21, 1)), place(21, 2, 1), Some((21, 2))),
+        (Some((21, 1)), place(20, 12, 11), None),
     ] {
-        let rows: Vec<Stored> = before.map(|before| stored(6, position(before, ms(10)))).into_iter().collect();
-        let moved = position(moved, NOW);
-        let moves = if rows.is_empty() { insert(moved) } else { update(6, moved) };
-        assert_eq!(decide(receive(sequence, after), &rows), writes([applied.clone(), moves], Received::Applied));
+        let rows = standing(there);
+        let moves = moved.map(|to| position(to, NOW)).map(|to| if rows.is_empty() { insert(to) } else { update(6, to) });
+        let changes = [applied.clone()].into_iter().chain(moves);
+        assert_eq!(decide(receive(at), &rows), writes(changes, Received::Applied), "{there:?} {at:?}");
     }
-    for (before, sequence, after) in [(None, 2, 1), (Some(4), 6, 5), (Some(4), u64::MAX, u64::MAX - 1)] {
-        let rows: Vec<Stored> = before.map(|before| stored(6, position((before, time), ms(10)))).into_iter().collect();
-        assert_eq!(decide(receive(sequence, after), &rows), writes_nothing(Received::WaitsFor(after)));
+    for (there, at) in [
+        (None, place(20, 2, 1)),
+        (Some((20, 4)), place(20, 6, 5)),
+        (Some((20, 4)), place(20, u64::MAX, u64::MAX - 1)),
+        // The first of the later count has not come.
+        (Some((20, 9)), place(21, 2, 1)),
+    ] {
+        assert_eq!(decide(receive(at), &standing(there)), writes_nothing(Received::WaitsFor(at.after)));
     }
     // What is done waits too, and then moves the position to a place that a redrive gave it: those behind it wait for that place.
     for (state, outcome) in [(InboxState::Applied, Received::Duplicate), (InboxState::Poisoned, Received::Poisoned)] {
-        let done = || stored(3, inbox(state, 2, &event));
-        let at_place = |place| stored(6, position((place, later), ms(10)));
-        assert_eq!(decide(receive(9, 8), &[done()]), writes_nothing(Received::WaitsFor(8)));
-        assert_eq!(decide(receive(9, 8), &[done(), at_place(7)]), writes_nothing(Received::WaitsFor(8)));
-        let moves = writes([update(6, position((9, later), NOW))], outcome);
-        assert_eq!(decide(receive(9, 8), &[done(), at_place(8)]), moves);
-        for there in [9, 10] {
-            assert_eq!(decide(receive(9, 8), &[done(), at_place(there)]), writes_nothing(outcome));
+        let decided = |there| {
+            let rows: Vec<Stored> = [stored(3, inbox(state, 2, &event))].into_iter().chain(standing(there)).collect();
+            decide(receive(place(20, 9, 8)), &rows)
+        };
+        assert_eq!(decided(None), writes_nothing(Received::WaitsFor(8)));
+        assert_eq!(decided(Some((20, 7))), writes_nothing(Received::WaitsFor(8)));
+        assert_eq!(decided(Some((20, 8))), writes([update(6, position((20, 9), NOW))], outcome));
+        for there in [(20, 9), (20, 10), (21, 1)] {
+            assert_eq!(decided(Some(there)), writes_nothing(outcome));
         }
     }
 }
@@ -1041,30 +1056,34 @@ fn retry() {
     assert_eq!(decide(retry(), &[stored(3, inbox(InboxState::Poisoned, 2, &event))]), expected);
 }
 
-/// P4 at the receiver: a consumer waits for nothing up to the place to which it skips, and never goes back.
+/// P4 at the receiver: a consumer waits for nothing before the place to which it skips, and never goes back.
 #[test]
 fn skip_to() {
-    let skip = |sequence| SkipTo::new(name("c"), name("k"), sequence);
-    assert_eq!(skip(5).query(NOW), Query::rows([Key::Position(name("c"), name("k"))]));
-    let position = |sequence, committed, at| {
-        Record::Position(name("c"), name("k"), PositionRow { sequence, committed_at: ms(committed), at })
-    };
-    assert_eq!(decide(skip(5), &[]), writes([insert(position(5, 0, NOW))], true));
-    assert_eq!(decide(skip(5), &[stored(2, position(4, 7, ms(10)))]), writes([update(2, position(5, 7, NOW))], true));
-    for there in [5, 6, u64::MAX] {
-        assert_eq!(decide(skip(5), &[stored(2, position(there, 7, ms(10)))]), writes_nothing(false));
+    let skip = || SkipTo::new(name("c"), name("k"), place(20, 9, 5));
+    assert_eq!(skip().query(NOW), Query::rows([Key::Position(name("c"), name("k"))]));
+    assert_eq!(decide(skip(), &[]), writes([insert(position((20, 5), NOW))], true));
+    for there in [(20, 4), (19, 7)] {
+        let moved = writes([update(2, position((20, 5), NOW))], true);
+        assert_eq!(decide(skip(), &[stored(2, position(there, ms(10)))]), moved);
     }
+    for there in [(20, 5), (20, 6), (20, u64::MAX), (21, 1)] {
+        assert_eq!(decide(skip(), &[stored(2, position(there, ms(10)))]), writes_nothing(false));
+    }
+    // The event that waited is next then.
+    let waiting = Receive::new(name("c"), &event("e", "k")).in_order(name("k"), place(20, 9, 5));
+    assert_eq!(decide(waiting.clone(), &[]).unwrap().outcome, Received::WaitsFor(5));
+    assert_eq!(decide(waiting, &[stored(1, position((20, 5), NOW))]).unwrap().outcome, Received::Applied);
 }
 
 /// In order, the position moves with an event that is set aside, and only then: the events behind it do not wait for it (F18).
 #[test]
 fn count_failure_in_order() {
     let event = event("e", "k");
-    let count = |limit, after| CountFailure::new(name("c"), &event, Reason::new("no stock"), limit).in_order(name("k"), 7, after);
+    let count = |limit, after| {
+        CountFailure::new(name("c"), &event, Reason::new("no stock"), limit).in_order(name("k"), place(20, 7, after))
+    };
     let key = [Key::Inbox(name("c"), name("e")), Key::Position(name("c"), name("k"))];
     assert_eq!(count(3, 5).query(NOW), Query::rows(key));
-    let committed_at = event.time;
-    let position = |sequence, at| Record::Position(name("c"), name("k"), PositionRow { sequence, committed_at, at });
     let moved = |decided: Result<Decision<FailureCounted>, ContentDiffers>| {
         let batch = decided.unwrap().batch;
         let found = batch.changes().iter().find(|change| matches!(change.key(), Key::Position(..)));
@@ -1073,10 +1092,10 @@ fn count_failure_in_order() {
     for (there, after, to) in
         [(None, 0, Some(7)), (None, 5, None), (Some(5), 5, Some(7)), (Some(6), 5, Some(7)), (Some(4), 5, None)]
     {
-        let rows: Vec<Stored> = there.into_iter().map(|there| stored(2, position(there, ms(10)))).collect();
+        let rows: Vec<Stored> = there.into_iter().map(|there| stored(2, position((20, there), ms(10)))).collect();
         let expected = to.map(|to| match there {
-            None => insert(position(to, NOW)),
-            Some(_) => update(2, position(to, NOW)),
+            None => insert(position((20, to), NOW)),
+            Some(_) => update(2, position((20, to), NOW)),
         });
         assert_eq!(moved(decide(count(1, after), &rows)), expected, "{there:?} {after}");
         assert_eq!(moved(decide(count(2, after), &rows)), None, "it comes again");
@@ -1121,9 +1140,8 @@ fn related_rows() -> impl Strategy<Value = Vec<Record>> {
         request_row,
         inbox,
         (one_of(EVENTS), call_rows()).prop_map(|(id, row)| Record::Call(name("c"), id, row)),
-        (numbers(), times(), times()).prop_map(|(sequence, committed_at, at)| {
-            Record::Position(name("c"), name("k"), PositionRow { sequence, committed_at, at })
-        }),
+        (numbers(), times(), times())
+            .prop_map(|(sequence, begun, at)| { Record::Position(name("c"), name("k"), PositionRow { begun, sequence, at }) }),
     ];
     let rows = prop::collection::vec(prop_oneof![4 => outbox, 4 => lane, 1 => rest], 0..10);
     rows.prop_map(|mut rows| {
@@ -1222,7 +1240,7 @@ proptest! {
             Settle::new(&policy, results.clone()),
             Renew::new(leases, span),
             Receive::new(name("c"), &event).effect(text("points")),
-            Receive::new(name("c"), &event).in_order(name("k"), max_starts.into(), max_failures.into()),
+            Receive::new(name("c"), &event).in_order(name("k"), place(u64::from(max_starts) % 3, max_starts.into(), max_failures.into())),
             RecordEffect::new(name("c"), name("e"), text("points")),
             CountFailure::new(name("c"), &event, Reason::new("no"), max_failures),
             Cancel::new(targets.clone(), Reason::new("no")).unwrap(),

@@ -229,7 +229,17 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
         rows.push((Record::Event(envelope), age));
     }
 
-    let idle = LaneRow { next: 2, confirmed: 1, due: None, starts: 0, token: 1, lease: None, blocked_by: None, changed_at: then };
+    let idle = LaneRow {
+        next: 2,
+        confirmed: 1,
+        due: None,
+        starts: 0,
+        token: 1,
+        lease: None,
+        blocked_by: None,
+        begun: then,
+        changed_at: then,
+    };
     let lease = Lease { owner: name("relay"), until: then, through: 1 };
     for (what, row, age) in [
         ("idle", idle.clone(), Some(kept.events)),
@@ -255,7 +265,7 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
         }
     }
     rows.push((
-        Record::Position(consumer("c"), name(&id("k")), PositionRow { sequence: 1, committed_at: then, at: then }),
+        Record::Position(consumer("c"), name(&id("k")), PositionRow { begun: then, sequence: 1, at: then }),
         kept.positions,
     ));
     for (state, age) in

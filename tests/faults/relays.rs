@@ -24,8 +24,8 @@ fn first_publishes<'a>(sent: impl IntoIterator<Item = &'a Message>) -> BTreeMap<
     let mut lanes: BTreeMap<OrderingKey, Vec<u64>> = BTreeMap::new();
     for message in sent {
         let lane = lanes.entry(message.event.ordering_key.clone()).or_default();
-        if !lane.contains(&message.sequence) {
-            lane.push(message.sequence);
+        if !lane.contains(&message.place.sequence) {
+            lane.push(message.place.sequence);
         }
     }
     lanes
@@ -44,12 +44,12 @@ fn f02_one_key_in_order_other_keys_in_parallel() {
         let mut confirmed: BTreeMap<OrderingKey, u64> = BTreeMap::new();
         let mut script = Script::new(|message, _| {
             let last = confirmed.entry(message.event.ordering_key.clone()).or_default();
-            assert_eq!(message.sequence, *last + 1, "the one before it is confirmed, and it was not");
+            assert_eq!(message.place.sequence, *last + 1, "the one before it is confirmed, and it was not");
             let tries = tries.entry(message.event.id.clone()).or_default();
             *tries += 1;
             match message.event.ordering_key.as_str() {
                 "b" if *tries == 1 => Published::Failed(reason("no")),
-                "c" if message.sequence % 3 == 0 && *tries <= 2 => Published::Failed(reason("no")),
+                "c" if message.place.sequence % 3 == 0 && *tries <= 2 => Published::Failed(reason("no")),
                 _ => {
                     *last += 1;
                     Published::Confirmed
@@ -86,9 +86,9 @@ fn f02_a_consumer_that_asks_for_order_gets_it() {
         assert_eq!(redriven.done.len(), 1);
         Relay::new(store, &mut script, continuing("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
         // What was rejected never arrived.
-        let sent = script.sent().into_iter().filter(|message| message.sequence != 4);
+        let sent = script.sent().into_iter().filter(|message| message.place.sequence != 4);
         let sent: Vec<Message> = sent.cloned().collect();
-        assert_eq!(sent.iter().map(|message| message.sequence).collect::<Vec<_>>(), [1, 3, 5, 6, 7]);
+        assert_eq!(sent.iter().map(|message| message.place.sequence).collect::<Vec<_>>(), [1, 3, 5, 6, 7]);
 
         for (n, arrivals) in permutations(sent.len()).into_iter().enumerate() {
             let receiver = Inbox::new(store, consumer(&format!("c-{n}"))).in_order();
@@ -96,7 +96,7 @@ fn f02_a_consumer_that_asks_for_order_gets_it() {
             for _ in 0..sent.len() {
                 for message in arrivals.iter().map(|arrival| &sent[*arrival]) {
                     match receiver.receive(message, at(1), echo::<S>).unwrap() {
-                        Receipt::Applied => applied.push(message.sequence),
+                        Receipt::Applied => applied.push(message.place.sequence),
                         Receipt::WaitsFor(before) => assert!(!applied.contains(&before)),
                         Receipt::Duplicate => {}
                         other @ (Receipt::Deferred(_) | Receipt::Failed(_) | Receipt::Poisoned | Receipt::Refused(_)) => {
@@ -147,7 +147,7 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
                     let rival = Claim::new(&policy, name("rival"), Duration::from_secs(30), 10).unwrap();
                     assert!(store.run(rival, now).unwrap().runs.is_empty());
                     if let Some((ticket, _)) = under_way.take_if(|(_, ends)| *ends <= now) {
-                        published.push(ticket.delivery.sequence);
+                        published.push(ticket.delivery.place.sequence);
                         machine.handle_published(now, &ticket, Published::Confirmed);
                     }
                 }
@@ -309,7 +309,7 @@ fn f07_a_relay_that_is_hours_ahead() {
             let fast = store.run(claim("fast"), now + ahead).unwrap().runs;
             let mut results = Vec::new();
             for run in slow.iter().chain(&fast) {
-                sent.extend(run.deliveries.iter().map(|delivery| (run.lease.lane.clone(), delivery.sequence)));
+                sent.extend(run.deliveries.iter().map(|delivery| (run.lease.lane.clone(), delivery.place.sequence)));
                 let confirmed = run.deliveries.iter().map(|delivery| delivery.event.clone()).collect();
                 results.push(RunResult { lease: run.lease.clone(), confirmed, ended: None });
             }

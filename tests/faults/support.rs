@@ -8,8 +8,8 @@ use thiserror::Error;
 use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
     Applied, Batch, Body, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Event, EventId, Fingerprint,
-    Handled, InboxRow, InboxState, Invalid, Key, LaneRow, Load, Millis, OrderId, OutboxRow, Query, Reader, Record, Request, Rows,
-    Store, Tables, Transaction, WhenDead, Writing,
+    Handled, InboxRow, InboxState, Invalid, Key, LaneRow, Load, Millis, OrderId, OutboxRow, Place, Query, Reader, Record,
+    Request, Rows, Store, Tables, Transaction, WhenDead, Writing,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -145,7 +145,8 @@ pub(crate) fn envelope<S: Reader>(store: &S, id: &EventId) -> Event {
 /// The message that a relay would make of a committed event.
 pub(crate) fn message<S: Reader>(store: &S, id: &EventId) -> Message {
     let (event, row) = (envelope(store, id), outbox(store, id));
-    Message { event, sequence: row.sequence, after: row.sequence - 1, attempt: 1 }
+    let place = Place { begun: Millis::new(0), sequence: row.sequence, after: row.sequence - 1 };
+    Message { event, place, attempt: 1 }
 }
 
 /// An event that arrives from elsewhere.

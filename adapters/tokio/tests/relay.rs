@@ -125,7 +125,7 @@ impl AsyncPublisher for Unreliable {
         let key = message.event.ordering_key.clone();
         let span = {
             let mut seen = self.0.lock().unwrap();
-            if batch.len() > 1 || seen.publishing.insert(key.clone(), message.sequence).is_some() {
+            if batch.len() > 1 || seen.publishing.insert(key.clone(), message.place.sequence).is_some() {
                 seen.wrong.push(format!("P4: {key} is published twice at a time"));
             }
             seen.most_at_once = seen.most_at_once.max(seen.publishing.len());
@@ -140,7 +140,7 @@ impl AsyncPublisher for Unreliable {
                 2 => Some(vec![]),
                 3 => None,
                 _ => {
-                    seen.confirmed.entry(key).or_default().push(message.sequence);
+                    seen.confirmed.entry(key).or_default().push(message.place.sequence);
                     Some(vec![Published::Confirmed])
                 }
             }

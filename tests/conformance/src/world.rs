@@ -10,9 +10,9 @@ use std::time::Duration;
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
     Body, Cancel, Claim, CommitOrder, Committed, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Dump, Ending, Event,
-    EventId, FailureCounted, Fingerprint, Invalid, Key, Load, Millis, Operated, OrderId, OrderingKey, Owner, Placed, Purge,
-    Query, Reader, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Retention, Run, RunError,
-    RunResult, Settle, Store, Table, WhenDead,
+    EventId, FailureCounted, Fingerprint, Invalid, Key, Load, Millis, Operated, OrderId, OrderingKey, Owner, Place, Placed,
+    Purge, Query, Reader, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Retention, Run,
+    RunError, RunResult, Settle, Store, Table, WhenDead,
 };
 
 use crate::failure::Failure;
@@ -276,7 +276,8 @@ impl<'s, H: Harness> World<'s, H> {
             }
             Command::ReceiveInOrder { consumer, event, place: (sequence, after) } => {
                 let event = event_of(event)?;
-                let receive = receive_of(consumer, &event)?.in_order(event.ordering_key, sequence, after);
+                let receive =
+                    receive_of(consumer, &event)?.in_order(event.ordering_key, Place { begun: Millis::new(0), sequence, after });
                 self.receive(&receive, false)
             }
             Command::Cancel(event) => {

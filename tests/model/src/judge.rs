@@ -105,7 +105,7 @@ impl World {
         self.ghost.applied[usize::from(number)] |= bit(copy.event);
         if scope.in_order {
             let missed = outbox(&self.db).iter().any(|(other, row)| {
-                let before = *other != copy.event && row.lane == lane_of(copy.event) && row.sequence < copy.sequence;
+                let before = *other != copy.event && row.lane == lane_of(copy.event) && row.sequence < copy.place.sequence;
                 let wanted = matches!(row.state, DeliveryState::Pending | DeliveryState::Confirmed(_));
                 let set_aside = || self.inbox(*other, number) == Some(InboxState::Poisoned);
                 before && wanted && applied & bit(*other) == 0 && !set_aside()
@@ -282,7 +282,7 @@ impl World {
             // It is refused only if the request was purged, and its order is there.
             let _placed = store.run(scope.commit(&request_row, request, params), self.time());
         }
-        let arrived = Arrived(RefCell::new(self.network.clone()));
+        let arrived = Arrived { world: self, copies: RefCell::new(self.network.clone()) };
         let mut now = self.time();
         // Twice: what is dead already or has no start left is redriven, and must then go through.
         for _ in 0..2 {
@@ -306,15 +306,15 @@ impl World {
     }
 
     /// Each consumer gets each copy again and again, until nothing changes: it must then have applied or set aside all of them.
-    fn consumers_end(&self, scope: &Scope, store: &MemoryStore, arrived: &Arrived, now: Millis) -> bool {
-        let copies = arrived.0.borrow();
+    fn consumers_end(&self, scope: &Scope, store: &MemoryStore, arrived: &Arrived<'_>, now: Millis) -> bool {
+        let copies = arrived.copies.borrow();
         for number in 0..scope.consumers {
             for _ in 0..=copies.len() {
                 for copy in copies.iter() {
-                    let mut receive = Receive::new(consumer(number), &envelope(copy.event, copy.committed_at))
-                        .effect(crate::step::effect(copy.event));
+                    let mut receive =
+                        Receive::new(consumer(number), &envelope(copy.event)).effect(crate::step::effect(copy.event));
                     if scope.in_order {
-                        receive = receive.in_order(lane_of(copy.event), copy.sequence, copy.after);
+                        receive = receive.in_order(lane_of(copy.event), copy.place);
                     }
                     let Ok(_received) = store.run(receive, now) else { return false };
                 }
@@ -333,16 +333,18 @@ impl World {
 }
 
 /// A broker that takes everything.
-struct Arrived(RefCell<BTreeSet<Copy>>);
+struct Arrived<'w> {
+    world: &'w World,
+    copies: RefCell<BTreeSet<Copy>>,
+}
 
-impl Publisher for &Arrived {
+impl Publisher for &Arrived<'_> {
     fn publish(&mut self, batch: &[Message], _now: Millis) -> Vec<Published> {
         let copies = batch.iter().filter_map(|message| {
-            let committed_at = message.event.time.get();
             let event = number_of(&message.event.id)?;
-            Some(Copy { event, sequence: message.sequence, after: message.after, committed_at })
+            Some(Copy { event, place: self.world.place(message.place) })
         });
-        self.0.borrow_mut().extend(copies);
+        self.copies.borrow_mut().extend(copies);
         batch.iter().map(|_| Published::Confirmed).collect()
     }
 }

@@ -158,15 +158,15 @@ pub(crate) fn owner(relay: u8) -> Owner {
     named(Owner::new(format!("relay-{relay}")))
 }
 
-/// The envelope of an event that was committed at this time, as it is on its way.
-pub(crate) fn envelope(event: u8, committed_at: u64) -> Event {
+/// The envelope of an event, as it is on its way.
+pub(crate) fn envelope(event: u8) -> Event {
     Event {
         id: event_id(event),
         order: named(OrderId::new(format!("o{}", order_of(event)))),
         event_type: named(twobox::EventType::new("created")),
         schema_version: 1,
         ordering_key: lane_of(event),
-        time: Millis::new(committed_at),
+        time: Millis::new(0),
         headers: twobox::Headers::new(),
         body: body(event),
     }

@@ -72,7 +72,7 @@ pub enum Step {
 
 /// An event with the id of another one.
 pub(crate) fn other_content(event: u8) -> Event {
-    Event { body: body(event + 100), ..envelope(event, 0) }
+    Event { body: body(event + 100), ..envelope(event) }
 }
 
 enum Ran<T: Transition> {
@@ -106,7 +106,10 @@ impl World {
         for consumer in 0..scope.consumers {
             for copy in &self.network {
                 steps.push(Step::Deliver { copy: *copy, consumer });
-                if self.faults > 0 && (!scope.in_order || copy.after <= self.position(copy.event, consumer)) {
+                if self.faults > 0
+                    && (!scope.in_order
+                        || (copy.place.after == 0 || (copy.place.begun, copy.place.after) <= self.position(copy.event, consumer)))
+                {
                     steps.push(Step::Fail { copy: *copy, consumer });
                 }
             }
@@ -196,10 +199,10 @@ impl World {
         }
     }
 
-    fn position(&self, event: u8, number: u8) -> u64 {
+    fn position(&self, event: u8, number: u8) -> (Millis, u64) {
         match self.db.row(Key::Position(consumer(number), lane_of(event))) {
-            Some(Record::Position(_, _, row)) => row.sequence,
-            _ => 0,
+            Some(Record::Position(_, _, row)) => (row.begun, row.sequence),
+            _ => (Millis::new(0), 0),
         }
     }
 
@@ -333,10 +336,9 @@ impl World {
                 self.spend(false)?;
                 // The handler failed, so it had run: the event was next.
                 let limit = scope.max_failures;
-                let mut count =
-                    CountFailure::new(consumer(*number), &envelope(copy.event, copy.committed_at), Reason::new("no"), limit);
+                let mut count = CountFailure::new(consumer(*number), &envelope(copy.event), Reason::new("no"), limit);
                 if scope.in_order {
-                    count = count.in_order(lane_of(copy.event), copy.sequence, copy.after);
+                    count = count.in_order(lane_of(copy.event), copy.place);
                 }
                 match self.run(scope, step, view, None, &count) {
                     Ran::Done(_) => {}
@@ -447,7 +449,7 @@ impl World {
             if answered {
                 let deliveries = run.deliveries.iter();
                 let deliveries =
-                    deliveries.filter_map(|d| number_of(&d.event).map(|event| (event, d.sequence, d.after))).collect();
+                    deliveries.filter_map(|d| number_of(&d.event).map(|event| (event, self.place(d.place)))).collect();
                 let held = Held { lease: run.lease, deliveries, confirmed: 0, ended: None, asked: false, stale: false };
                 self.relays[usize::from(relay)].insert(lane, held);
             }
@@ -460,14 +462,11 @@ impl World {
 
     fn publish(&mut self, relay: u8, lane: &str, answer: Answer) -> Option<()> {
         let held = self.relays[usize::from(relay)].get(lane)?;
-        let (event, sequence, after) = *held.deliveries.get(held.confirmed)?;
-        let row = self.db.row(Key::Event(event_id(event)));
-        let there = row.is_some();
-        let committed_at = row.map_or(0, |row| if let Record::Event(row) = row { row.time.get() } else { 0 });
-        let committed_at = if self.ages { committed_at } else { 0 };
+        let (event, place) = *held.deliveries.get(held.confirmed)?;
+        let there = self.db.row(Key::Event(event_id(event))).is_some();
         if there && matches!(answer, Answer::Confirmed | Answer::Lost) {
-            self.judge_publish(event, sequence);
-            self.network.insert(Copy { event, sequence, after, committed_at });
+            self.judge_publish(event, place.sequence);
+            self.network.insert(Copy { event, place });
         }
         let held = self.relays[usize::from(relay)].get_mut(lane)?;
         match answer {
@@ -489,7 +488,7 @@ impl World {
 
     fn settle(&mut self, scope: &Scope, step: &Step, view: &State, (relay, lane): (u8, &str), answered: bool) -> Option<()> {
         let held = self.relays[usize::from(relay)].get(lane)?.clone();
-        let events: Vec<_> = held.deliveries.iter().map(|(event, _, _)| event_id(*event)).collect();
+        let events: Vec<_> = held.deliveries.iter().map(|(event, _)| event_id(*event)).collect();
         let ended = held.ended.map(|answer| {
             let reason = Reason::new("no");
             let ending = match answer {
@@ -518,9 +517,9 @@ impl World {
     }
 
     fn deliver(&mut self, scope: &Scope, step: &Step, view: &State, copy: Copy, number: u8) -> Option<()> {
-        let mut receive = Receive::new(consumer(number), &envelope(copy.event, copy.committed_at)).effect(effect(copy.event));
+        let mut receive = Receive::new(consumer(number), &envelope(copy.event)).effect(effect(copy.event));
         if scope.in_order {
-            receive = receive.in_order(lane_of(copy.event), copy.sequence, copy.after);
+            receive = receive.in_order(lane_of(copy.event), copy.place);
         }
         match self.run(scope, step, view, None, &receive) {
             Ran::Done(Received::Applied) => self.judge_applied(scope, copy, number),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 
-use twobox::{DeliveryState, LeaseRef, Load, Millis, Query, Record, Table};
+use twobox::{DeliveryState, LeaseRef, Load, Millis, Place, Query, Record, Table};
 use twobox_memory::State;
 
 use crate::scope::{Params, Scope};
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Db {
 pub struct Held {
     pub(crate) lease: LeaseRef,
     /// Event, sequence, and the sequence before it.
-    pub(crate) deliveries: Vec<(u8, u64, u64)>,
+    pub(crate) deliveries: Vec<(u8, Place)>,
     /// How many of them the broker has confirmed.
     pub(crate) confirmed: usize,
     /// What ended the run.
@@ -73,12 +73,8 @@ pub struct Held {
 pub struct Copy {
     /// Which event.
     pub event: u8,
-    /// Its place in its lane.
-    pub sequence: u64,
-    /// The place before it.
-    pub after: u64,
-    /// When it was committed, if the consumers ask for order: it tells a sender that counts anew from a latecomer.
-    pub committed_at: u64,
+    /// Where it stands in its lane.
+    pub place: Place,
 }
 
 /// What is written down from outside of the rules, to judge by.
@@ -147,6 +143,11 @@ impl World {
         Millis::new(self.now)
     }
 
+    /// A place as a message says it. Where nothing is purged, a lane begins to count once, and it makes no difference when.
+    pub(crate) fn place(&self, place: Place) -> Place {
+        if self.ages { place } else { Place { begun: Millis::new(0), ..place } }
+    }
+
     pub(crate) fn break_unless(&mut self, promise: Promise, holds: bool) {
         if !holds {
             self.ghost.broken |= promise.bit();
@@ -213,6 +214,7 @@ fn forget_ages(record: &mut Record) {
             }
         }
         Record::Lane(_, row) => {
+            row.begun = never;
             row.changed_at = never;
             row.token = 0;
         }

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use twobox::{
-    Body, Consumer, CountFailure, Event, EventId, EventType, FailureCounted, Headers, Millis, OrderId, OrderingKey, Reason,
-    Receive, Received, Store,
+    Body, Consumer, CountFailure, Event, EventId, EventType, FailureCounted, Headers, Millis, OrderId, OrderingKey, Place,
+    Reason, Receive, Received, Store,
 };
 use twobox_memory::MemoryStore;
 
@@ -29,10 +29,19 @@ fn consumer() -> Consumer {
     Consumer::new("c").unwrap()
 }
 
+fn place(begun: u64, sequence: u64, after: u64) -> Place {
+    Place { begun: Millis::new(begun), sequence, after }
+}
+
 /// What comes of arrivals, one after the other: which event, its sequence, and the one before it.
 fn arrive(store: &MemoryStore, arrivals: &[(&str, u64, u64)]) -> Vec<Received> {
-    let receive = |&(name, sequence, after): &(&str, u64, u64)| {
-        store.run(Receive::new(consumer(), &event(name)).in_order(key(), sequence, after), Millis::new(1)).unwrap()
+    let places: Vec<_> = arrivals.iter().map(|&(name, sequence, after)| (name, place(1, sequence, after))).collect();
+    arrive_at(store, &places)
+}
+
+fn arrive_at(store: &MemoryStore, arrivals: &[(&str, Place)]) -> Vec<Received> {
+    let receive = |&(name, place): &(&str, Place)| {
+        store.run(Receive::new(consumer(), &event(name)).in_order(key(), place), Millis::new(1)).unwrap()
     };
     arrivals.iter().map(receive).collect()
 }
@@ -66,7 +75,8 @@ fn a_redriven_event_that_was_applied_keeps_its_place() {
 fn a_redriven_event_that_was_set_aside_holds_nobody_up() {
     let store = MemoryStore::new();
     let fail = |sequence, after| {
-        let count = CountFailure::new(consumer(), &event("first"), Reason::new("no"), 1).in_order(key(), sequence, after);
+        let count =
+            CountFailure::new(consumer(), &event("first"), Reason::new("no"), 1).in_order(key(), place(1, sequence, after));
         store.run(count, Millis::new(1)).unwrap()
     };
     assert_eq!(fail(1, 0), FailureCounted::Poisoned);
@@ -76,8 +86,32 @@ fn a_redriven_event_that_was_set_aside_holds_nobody_up() {
 }
 
 #[test]
-fn a_sender_that_counts_anew_is_heard() {
+fn a_sender_that_counts_anew_is_followed() {
     let store = MemoryStore::new();
-    let received = arrive(&store, &[("first", 1, 0), ("second", 2, 1), ("third", 1, 0), ("fourth", 2, 1), ("fifth", 3, 2)]);
-    assert_eq!(received, [Received::Applied; 5]);
+    let old = [("first", place(1, 1, 0)), ("second", place(1, 2, 1))];
+    // Its later count is in order, too, and a late copy of its earlier one neither waits nor moves anything.
+    let new = [("fourth", place(9, 2, 1)), ("third", place(9, 1, 0)), ("late", place(1, 7, 6)), ("fourth", place(9, 2, 1))];
+    assert_eq!(arrive_at(&store, &old), [Received::Applied; 2]);
+    let expected = [Received::WaitsFor(1), Received::Applied, Received::Applied, Received::Applied];
+    assert_eq!(arrive_at(&store, &new), expected);
+    assert_eq!(arrive_at(&store, &[("fifth", place(9, 3, 2))]), [Received::Applied]);
+}
+
+/// The sender's clock stepped back after "lost" was committed, so that it seems the youngest of all (F7).
+#[test]
+fn a_late_copy_that_seems_young_holds_nobody_up() {
+    let store = MemoryStore::new();
+    let lost = Event { time: Millis::new(99), ..event("lost") };
+    assert_eq!(arrive(&store, &[("second", 2, 0)]), [Received::Applied]);
+    let late = Receive::new(consumer(), &lost).in_order(key(), place(1, 1, 0));
+    assert_eq!(store.run(late, Millis::new(1)), Ok(Received::Applied));
+    assert_eq!(arrive(&store, &[("third", 3, 2)]), [Received::Applied]);
+}
+
+/// Its clock stepped back between two counts: it cannot be followed, but it is heard (F7).
+#[test]
+fn a_sender_that_seems_to_count_earlier_is_heard() {
+    let store = MemoryStore::new();
+    let places = [("first", place(9, 1, 0)), ("second", place(3, 1, 0)), ("fourth", place(3, 3, 2)), ("third", place(3, 2, 1))];
+    assert_eq!(arrive_at(&store, &places), [Received::Applied; 4]);
 }

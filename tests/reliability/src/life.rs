@@ -270,9 +270,7 @@ impl Life<'_> {
         let mut view = self.store()?.view().map_err(Trouble::Store)?;
         let rows = view.load(&Query::rows([Key::Event(delivery.event.clone())])).map_err(Trouble::Store)?;
         match rows.into_vec().pop().map(|stored| stored.record) {
-            Some(Record::Event(event)) => {
-                Ok(Message { event, sequence: delivery.sequence, after: delivery.after, attempt: delivery.attempt })
-            }
+            Some(Record::Event(event)) => Ok(Message { event, place: delivery.place, attempt: delivery.attempt }),
             Some(_) | None => Err(Trouble::Wrong(format!("{} was claimed and is not there", delivery.event))),
         }
     }

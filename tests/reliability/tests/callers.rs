@@ -272,7 +272,7 @@ fn message(number: usize) -> Message {
         headers: twobox::Headers::new(),
         body: Body::text("body").unwrap(),
     };
-    Message { event, sequence: 1, after: 0, attempt: 1 }
+    Message { event, place: twobox::Place { begun: Millis::new(0), sequence: 1, after: 0 }, attempt: 1 }
 }
 
 /// P5: handlers panic after they have written; that is rolled back, the others go on, and each event is applied once in the end.

@@ -135,7 +135,17 @@ pub(crate) fn outbox_row(lane: &OrderingKey, sequence: u64, state: DeliveryState
 }
 
 pub(crate) fn lane_row(due: Option<Millis>) -> LaneRow {
-    LaneRow { next: 9, confirmed: 0, due, starts: 0, token: 0, lease: None, blocked_by: None, changed_at: at(1_000) }
+    LaneRow {
+        next: 9,
+        confirmed: 0,
+        due,
+        starts: 0,
+        token: 0,
+        lease: None,
+        blocked_by: None,
+        begun: at(1_000),
+        changed_at: at(1_000),
+    }
 }
 
 /// Rows of every table in every state.
@@ -216,7 +226,7 @@ pub(crate) fn every_state() -> Vec<Record> {
     records.push(Record::Position(
         consumer.clone(),
         lane("customer-7"),
-        PositionRow { sequence: 1, committed_at: at(1_000), at: at(2_000) },
+        PositionRow { begun: at(1_000), sequence: 1, at: at(2_000) },
     ));
     let states = [
         ("e1", CallState::Done, Some("receipt 4711")),

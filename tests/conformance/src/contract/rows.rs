@@ -57,8 +57,17 @@ pub(super) fn outbox(id: &str, lane: &str, sequence: u64, state: DeliveryState) 
 }
 
 pub(super) fn lane(key: &str, due: Option<Millis>) -> Made<Record> {
-    let row =
-        LaneRow { next: 9, confirmed: 3, due, starts: 1, token: 5, lease: None, blocked_by: None, changed_at: Millis::new(6) };
+    let row = LaneRow {
+        next: 9,
+        confirmed: 3,
+        due,
+        starts: 1,
+        token: 5,
+        lease: None,
+        blocked_by: None,
+        begun: Millis::new(6),
+        changed_at: Millis::new(6),
+    };
     Ok(Record::Lane(OrderingKey::new(key).map_err(invalid)?, row))
 }
 
@@ -73,7 +82,7 @@ pub(super) fn effect(consumer: &str, id: &str, body: Body) -> Made<Record> {
 }
 
 pub(super) fn position(consumer: &str, key: &str) -> Made<Record> {
-    let row = PositionRow { sequence: 4, committed_at: Millis::new(11), at: Millis::new(12) };
+    let row = PositionRow { begun: Millis::new(11), sequence: 4, at: Millis::new(12) };
     Ok(Record::Position(Consumer::new(consumer).map_err(invalid)?, OrderingKey::new(key).map_err(invalid)?, row))
 }
 

@@ -186,6 +186,7 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
                 token: number,
                 lease,
                 blocked_by: None,
+                begun: time,
                 changed_at: time,
             };
             records.push(Record::Lane(key, lane));
@@ -201,7 +202,7 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
             records.push(Record::Inbox(consumer, id, InboxRow { at: time, failures: u32::MAX, ..row }));
         }
         if let Record::Position(consumer, key, _) = rows::position("loyalty", &format!("lane-{n}"))? {
-            records.push(Record::Position(consumer, key, PositionRow { sequence: number, committed_at: time, at: time }));
+            records.push(Record::Position(consumer, key, PositionRow { begun: time, sequence: number, at: time }));
         }
         if let Record::Call(consumer, id, row) = rows::call("loyalty", &format!("event-{n}"), CallState::Started)? {
             records.push(Record::Call(consumer, id, CallRow { at: time, starts: u32::MAX, ..row }));

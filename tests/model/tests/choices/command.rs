@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
 use twobox::{
     Body, Cancel, Claim, CommitOrder, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Ending, Event, EventId, EventType,
-    Fingerprint, Headers, Millis, OrderId, OrderingKey, Owner, Purge, Reason, Receive, Redrive, Register, Renew, Request,
+    Fingerprint, Headers, Millis, OrderId, OrderingKey, Owner, Place, Purge, Reason, Receive, Redrive, Register, Renew, Request,
     Retention, Run, RunResult, Settle, Table, Tables, Transition, WhenDead,
 };
 
@@ -225,8 +225,14 @@ impl Memory {
             Command::Purge(table) => none(answer(tables, Purge::new(&kept, table, NonZeroU16::MIN), now)),
             Command::Receive { event: number, in_order } => {
                 let receive = Receive::new(consumer(), &event(number, number)).effect(body(number));
-                let receive =
-                    if in_order { receive.in_order(lane(number), number.into(), u64::from(number) / 2) } else { receive };
+                let receive = if in_order {
+                    receive.in_order(
+                        lane(number),
+                        Place { begun: Millis::new(0), sequence: number.into(), after: u64::from(number) / 2 },
+                    )
+                } else {
+                    receive
+                };
                 none(answer(tables, receive, now))
             }
             Command::ReceiveOther(number) => none(answer(tables, Receive::new(consumer(), &event(number, 9)), now)),
