@@ -51,16 +51,38 @@
 //! Opening verifies the file (see [`RedbOptions::verify_on_open`]) and refuses without changing a byte what is damaged, not
 //! closed properly and beyond repair, of another version, or not ours. Each row has a checksum that is checked when it is read. What
 //! makes redb panic all the same comes out as [`RedbError::Damaged`], unless the program is built to abort on a panic.
+//!
+//! # Without std
+//!
+//! Without the feature `std` (on by default) there are no files, and a store lives on whatever implements [`StorageBackend`]: see
+//! [`RedbStore::create_on`] and [`RedbStore::open_on`]. redb is then built without std as well, which it offers with its feature
+//! `experimental-api-5` only, so the program's own manifest must turn that on, and a panic must abort:
+//!
+//! ```toml
+//! [dependencies]
+//! redb = { version = "4.6", default-features = false, features = ["experimental-api-5"] }
+//! twobox-redb = { version = "0.1", default-features = false }
+//!
+//! [profile.release]
+//! panic = "abort"
+//! ```
+
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
 
 mod error;
 mod open;
 mod tables;
 mod trial;
 
+use alloc::sync::Arc;
+#[cfg(feature = "std")]
 use std::path::Path;
-use std::sync::Arc;
 
-use redb::{Database, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction};
+#[cfg(feature = "std")]
+use redb::ReadOnlyDatabase;
+use redb::{Database, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction};
 use twobox::{Applied, Batch, Load, Query, Reader, Rows, Store, Tables, Transaction};
 
 pub use error::RedbError;
@@ -80,6 +102,7 @@ impl RedbStore {
     /// # Errors
     ///
     /// As there.
+    #[cfg(feature = "std")]
     pub fn create(path: impl AsRef<Path>) -> Result<Self, RedbError> {
         RedbOptions::new().create(path)
     }
@@ -89,6 +112,7 @@ impl RedbStore {
     /// # Errors
     ///
     /// As there.
+    #[cfg(feature = "std")]
     pub fn open(path: impl AsRef<Path>) -> Result<Self, RedbError> {
         RedbOptions::new().open(path)
     }
@@ -98,6 +122,7 @@ impl RedbStore {
     /// # Errors
     ///
     /// As there.
+    #[cfg(feature = "std")]
     pub fn open_or_create(path: impl AsRef<Path>) -> Result<Self, RedbError> {
         RedbOptions::new().open_or_create(path)
     }
@@ -180,10 +205,12 @@ impl Store for RedbStore {
 }
 
 /// A store that is open for reading alone; see [`RedbOptions::open_read_only`].
+#[cfg(feature = "std")]
 pub struct RedbReader {
     database: ReadOnlyDatabase,
 }
 
+#[cfg(feature = "std")]
 impl RedbReader {
     /// Opens a store to read it, as [`RedbOptions::open_read_only`] does.
     ///
@@ -201,6 +228,7 @@ impl RedbReader {
     }
 }
 
+#[cfg(feature = "std")]
 impl Reader for RedbReader {
     type Error = RedbError;
     type View<'a> = RedbView;
@@ -323,12 +351,14 @@ fn apply(tx: &WriteTransaction, batch: &Batch, broken: &mut bool) -> Result<Appl
 /// redb's own types have nothing to show.
 macro_rules! debug_by_name {
     ($($name:ty),*) => {$(
-        impl std::fmt::Debug for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 f.debug_struct(stringify!($name)).finish_non_exhaustive()
             }
         }
     )*};
 }
 
-debug_by_name!(RedbReader, RedbView, RedbTransaction, Lent<'_>);
+debug_by_name!(RedbView, RedbTransaction, Lent<'_>);
+#[cfg(feature = "std")]
+debug_by_name!(RedbReader);

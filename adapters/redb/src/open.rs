@@ -1,18 +1,23 @@
 //! Creating and opening: how a file becomes a store, and how everything else is refused without being changed.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use alloc::string::ToString;
+use alloc::sync::Arc;
+#[cfg(feature = "std")]
+use {
+    crate::RedbReader,
+    core::sync::atomic::{AtomicU32, Ordering},
+    redb::backends::FileBackend,
+    std::fs::{self, File, OpenOptions},
+    std::io::{self, ErrorKind},
+    std::path::{Path, PathBuf},
+    std::process,
+};
 
-use redb::backends::FileBackend;
 use redb::{Builder, ConcurrencyMode, Database, ReadableDatabase, StorageBackend};
 
 use crate::error::{RedbError, shielded};
 use crate::trial::Trial;
-use crate::{RedbReader, RedbStore, tables};
+use crate::{RedbStore, tables};
 
 /// The first bytes of every redb file.
 const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
@@ -70,7 +75,10 @@ impl RedbOptions {
         self.shared = shared;
         self
     }
+}
 
+#[cfg(feature = "std")]
+impl RedbOptions {
     /// Creates a store at a path where there is nothing.
     ///
     /// The file is complete before it gets its name, so a crash leaves a whole store or none; what it may leave beside it is a
@@ -150,7 +158,9 @@ impl RedbOptions {
             Ok(RedbReader { database })
         })
     }
+}
 
+impl RedbOptions {
     /// Creates a store on an empty storage of any kind, such as [`redb::backends::InMemoryBackend`].
     ///
     /// # Errors
@@ -196,6 +206,7 @@ impl RedbOptions {
     }
 }
 
+#[cfg(feature = "std")]
 fn open_file(path: &Path, options: &OpenOptions) -> Result<File, RedbError> {
     options.open(path).map_err(|error| {
         if error.kind() == ErrorKind::NotFound {
@@ -223,6 +234,7 @@ fn check_magic(storage: &impl StorageBackend, place: &str) -> Result<(), RedbErr
 }
 
 /// A path in the same folder that no one else uses.
+#[cfg(feature = "std")]
 fn fresh_path(path: &Path) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let mut name = path.file_name().unwrap_or_default().to_os_string();
@@ -231,6 +243,7 @@ fn fresh_path(path: &Path) -> PathBuf {
 }
 
 /// Gives the file its name, if nothing has that name, and sees to it that it keeps it.
+#[cfg(feature = "std")]
 fn publish(fresh: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(fresh, path) {
         Ok(()) => fs::remove_file(fresh)?,

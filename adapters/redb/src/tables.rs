@@ -10,11 +10,15 @@
 //! An index entry is checked against the row that it leads to. No table is open longer than one call, so the user may open any
 //! table of theirs, and ours to look at, in the same transaction.
 
-use std::ops::{Bound, Range};
-use std::sync::LazyLock;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::borrow::Borrow;
+use core::ops::{Bound, Range};
 
 use redb::{MultimapTableHandle, ReadableTableMetadata as _};
 use redb::{ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError, TableHandle, Value, WriteTransaction};
+use spin::LazyLock;
 use twobox::codec::{self, IndexPart};
 use twobox::{
     Applied, Batch, Change, FORMAT_VERSION, IndexEntry, Key, OrderingKey, Query, Record, Revision, Rows, Stored, Table,
@@ -255,13 +259,27 @@ fn answer<S: Source>(source: &S, query: &Query) -> Result<Rows, RedbError> {
                 Some(key) => Bound::Excluded(bytes_of(key, &mut buffer)),
                 None => Bound::Unbounded,
             };
-            for found in table.rows.range::<&[u8]>((start, Bound::Unbounded))?.take(*limit) {
+            for found in table.rows.range(from(start))?.take(*limit) {
                 let (key, sealed) = found?;
                 rows.push(table.read(key.value(), sealed.value())?);
             }
         }
     }
     Ok(rows)
+}
+
+/// A key as a bound of a range. It is no reference, so it says by itself which kind of range it makes, to each of redb's interfaces.
+struct Place<'a>(&'a [u8]);
+
+impl<'a> Borrow<&'a [u8]> for Place<'a> {
+    fn borrow(&self) -> &&'a [u8] {
+        &self.0
+    }
+}
+
+/// All keys from here on.
+fn from(start: Bound<&[u8]>) -> (Bound<Place<'_>>, Bound<Place<'_>>) {
+    (start.map(Place), Bound::Unbounded)
 }
 
 /// The bytes of a key, in a buffer that is used again.
@@ -312,7 +330,7 @@ impl<'s, S: Source> Queues<'s, S> {
             }
             None => Bound::Included(prefix.as_slice()),
         };
-        let range = self.index.range::<&[u8]>((start, Bound::Unbounded))?;
+        let range = self.index.range(from(start))?;
         Ok(range.map_while(move |found| match found {
             Ok((bytes, _)) => {
                 let bytes = bytes.value();
