@@ -290,6 +290,9 @@ impl fmt::Debug for Reason {
 /// Makes a text fit for one line of at most `max` bytes.
 pub(crate) fn fit(text: &str, max: usize) -> Arc<str> {
     const MORE: &str = "…";
+    if text.len() <= max && !text.contains(char::is_control) {
+        return text.into();
+    }
     let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.len() > max {
         line.truncate(line.floor_char_boundary(max - MORE.len()));
