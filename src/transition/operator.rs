@@ -7,7 +7,7 @@ use core::time::Duration;
 
 use thiserror::Error;
 
-use crate::boundary::{Batch, Decision, Query, Rows, Transition, seek};
+use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition, seek};
 use crate::ids::{EventId, Invalid, Reason};
 use crate::table::{DeliveryState, LaneRow, OutboxRow, Record};
 use crate::time::Millis;
@@ -120,7 +120,7 @@ impl Targets {
             }
             if lane.lease.is_none() {
                 // The first pending event may be another one now, whatever was changed.
-                let mut loaded = view.into_iter().flat_map(|view| view.pending()).map(|(id, row, _)| (row.sequence, id, row.due));
+                let mut loaded = view.into_iter().flat_map(LaneView::pending).map(|(id, row, _)| (row.sequence, id, row.due));
                 let old_head = loaded.clone().next().map(|(_, id, _)| id);
                 let kept = loaded.find(|(sequence, id, _)| changed.binary_search(&(*sequence, id)).is_err());
                 let head = kept.into_iter().chain(first).min();
