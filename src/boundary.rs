@@ -11,11 +11,13 @@
 
 use alloc::string::ToString;
 use alloc::vec::Vec;
+use core::iter::Peekable;
+use core::mem::swap;
 
 use crate::event::Event;
 use crate::ids::{EventId, Invalid, OrderingKey};
 use crate::table::{
-    CallRow, InboxRow, Key, LaneRow, OrderRow, OutboxRow, PositionRow, Record, RequestRow, Revision, Stored, Table,
+    CallRow, InboxRow, Key, LaneRow, OrderRow, OutboxRow, Parts, PositionRow, Record, RequestRow, Revision, Stored, Table,
 };
 use crate::time::Millis;
 
@@ -202,8 +204,11 @@ impl Rows {
         })
     }
 
+    /// A lane in an answer that is in the order of the keys.
     pub(crate) fn lane(&self, key: &OrderingKey) -> Option<(&LaneRow, Revision)> {
-        self.find(|record| if let Record::Lane(there, row) = record { (there == key).then_some(row) } else { None })
+        let wanted = (Table::Lanes, key.as_str(), "");
+        let stored = &self.0[self.0.binary_search_by(|stored| stored.record.parts().cmp(&wanted)).ok()?];
+        if let Record::Lane(_, row) = &stored.record { Some((row, stored.revision)) } else { None }
     }
 
     pub(crate) fn inbox(&self) -> Option<(&InboxRow, Revision)> {
@@ -238,6 +243,12 @@ pub(crate) struct LaneView<'a> {
     pub(crate) row: &'a LaneRow,
     pub(crate) revision: Revision,
     pending: &'a [Stored],
+}
+
+/// The lane with this key, if it is there, in an answer with lanes in the order of their keys; to be asked for in that order too.
+pub(crate) fn seek<'a>(lanes: &mut Peekable<impl Iterator<Item = LaneView<'a>>>, key: &OrderingKey) -> Option<LaneView<'a>> {
+    while lanes.next_if(|lane| lane.key < key).is_some() {}
+    lanes.peek().copied().filter(|lane| lane.key == key)
 }
 
 impl<'a> LaneView<'a> {
@@ -307,6 +318,13 @@ impl Change {
         }
     }
 
+    fn parts(&self) -> Parts<'_> {
+        match self {
+            Self::Put { record, .. } => record.parts(),
+            Self::Delete { key, .. } => key.parts(),
+        }
+    }
+
     /// What must be there.
     #[must_use]
     pub fn expect(&self) -> Expect {
@@ -328,6 +346,11 @@ impl Batch {
         Self(Vec::new())
     }
 
+    /// No changes, with room for as many as will be needed.
+    pub(crate) fn with_capacity(changes: usize) -> Self {
+        Self(Vec::with_capacity(changes))
+    }
+
     /// The changes, in the order of their keys.
     #[must_use]
     pub fn changes(&self) -> &[Change] {
@@ -340,9 +363,8 @@ impl Batch {
     ///
     /// [`Invalid::Twice`] if two changes name the same row.
     pub fn of(changes: Vec<Change>) -> Result<Self, Invalid> {
-        let mut batch = Self(changes);
-        batch.0.sort_by_cached_key(Change::key);
-        match batch.0.windows(2).find(|pair| pair[0].key() == pair[1].key()) {
+        let batch = Self(changes).in_order();
+        match batch.0.windows(2).find(|pair| pair[0].parts() == pair[1].parts()) {
             Some(pair) => Err(Invalid::Twice { field: "the key of a change", value: pair[0].key().to_string().into() }),
             None => Ok(batch),
         }
@@ -362,21 +384,30 @@ impl Batch {
         self.0.push(Change::Put { expect: Expect::Revision(expect), record });
     }
 
+    /// Adds the changes of another batch, of another table: if both are in order, so are they together.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        if other.0.first().map(Change::parts) < self.0.first().map(Change::parts) {
+            swap(self, &mut other);
+        }
+        self.0.append(&mut other.0);
+    }
+
     pub(crate) fn delete(&mut self, expect: Revision, key: Key) {
         self.0.push(Change::Delete { expect, key });
     }
 
-    /// Puts the changes into their order.
-    pub(crate) fn sorted(mut self) -> Self {
-        self.0.sort_by_cached_key(Change::key);
-        debug_assert!(self.0.windows(2).all(|pair| pair[0].key() < pair[1].key()), "a batch names a key twice");
+    fn in_order(mut self) -> Self {
+        // In place, and next to nothing if they are in order already.
+        self.0.sort_unstable_by(|a, b| a.parts().cmp(&b.parts()));
         self
     }
 }
 
 impl<O> Decision<O> {
     pub(crate) fn new(batch: Batch, outcome: O) -> Self {
-        Self { batch: batch.sorted(), outcome }
+        let batch = batch.in_order();
+        debug_assert!(batch.0.windows(2).all(|pair| pair[0].parts() < pair[1].parts()), "a batch names a key twice");
+        Self { batch, outcome }
     }
 
     pub(crate) fn nothing(outcome: O) -> Self {

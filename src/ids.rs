@@ -100,6 +100,10 @@ pub(crate) fn check_text(field: &'static str, max: usize, text: &str) -> Result<
         let (length, begins) = (text.len(), beginning(text, 32).into());
         return Err(Invalid::TooLong { field, max, length, begins });
     }
+    // Most texts are plain, and each row that is read has several.
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return Ok(());
+    }
     match text.char_indices().find(|(_, c)| c.is_control()) {
         Some((at, found)) => Err(Invalid::ControlCharacter { field, at, found, value: text.into() }),
         None => Ok(()),
@@ -290,6 +294,9 @@ impl fmt::Debug for Reason {
 /// Makes a text fit for one line of at most `max` bytes.
 pub(crate) fn fit(text: &str, max: usize) -> Arc<str> {
     const MORE: &str = "…";
+    if text.len() <= max && !text.contains(char::is_control) {
+        return text.into();
+    }
     let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.len() > max {
         line.truncate(line.floor_char_boundary(max - MORE.len()));

@@ -104,7 +104,7 @@ impl<'a, S: Store> Inbox<'a, S> {
         &self,
         message: &Message,
         now: Millis,
-        handler: impl FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+        handler: impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
     ) -> Result<Receipt, RunError<S::Error, Infallible>> {
         let mut receipts = self.receive_batch(core::slice::from_ref(message), now, handler)?;
         // There is one receipt for each message, and there is one message.
@@ -121,7 +121,7 @@ impl<'a, S: Store> Inbox<'a, S> {
         &self,
         messages: &[Message],
         now: Millis,
-        mut handler: impl FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+        mut handler: impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
     ) -> Result<Vec<Receipt>, RunError<S::Error, Infallible>> {
         let mut without: BTreeMap<usize, NotApplied> = BTreeMap::new();
         let mut receipts = loop {
@@ -160,10 +160,10 @@ impl<'a, S: Store> Inbox<'a, S> {
     /// Receives one event of a batch in the batch's transaction.
     fn receive_in<E: fmt::Display>(
         &self,
-        tx: &mut Writing<S::Tx<'_>>,
+        tx: &mut Writing<'_, S::Tx<'_>>,
         at: usize,
         message: &Message,
-        handler: &mut impl FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+        handler: &mut impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
     ) -> Result<Receipt, Back<S::Error>> {
         let mut receive = Receive::new(self.consumer.clone(), &message.event);
         if self.in_order {

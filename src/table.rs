@@ -117,6 +117,23 @@ impl Key {
     }
 }
 
+/// A key as it is compared: the table, and the texts of the key, of which there are two at most. It sorts as [`Key`] does.
+pub(crate) type Parts<'a> = (Table, &'a str, &'a str);
+
+impl Key {
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        let (first, second) = match self {
+            Self::Request(key) => (key.scope.as_str(), key.id.as_str()),
+            Self::Order(id) => (id.as_str(), ""),
+            Self::Event(id) | Self::Outbox(id) => (id.as_str(), ""),
+            Self::Lane(key) => (key.as_str(), ""),
+            Self::Inbox(consumer, id) | Self::Effect(consumer, id) | Self::Call(consumer, id) => (consumer.as_str(), id.as_str()),
+            Self::Position(consumer, key) => (consumer.as_str(), key.as_str()),
+        };
+        (self.table(), first, second)
+    }
+}
+
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.table())?;
@@ -416,6 +433,21 @@ impl Record {
             Self::Position(consumer, key, _) => Key::Position(consumer.clone(), key.clone()),
             Self::Call(consumer, id, _) => Key::Call(consumer.clone(), id.clone()),
         }
+    }
+
+    /// The parts of its key.
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        let (first, second) = match self {
+            Self::Request(key, _) => (key.scope.as_str(), key.id.as_str()),
+            Self::Order(id, _) => (id.as_str(), ""),
+            Self::Event(Event { id, .. }) | Self::Outbox(id, _) => (id.as_str(), ""),
+            Self::Lane(key, _) => (key.as_str(), ""),
+            Self::Inbox(consumer, id, _) | Self::Effect(consumer, id, _) | Self::Call(consumer, id, _) => {
+                (consumer.as_str(), id.as_str())
+            }
+            Self::Position(consumer, key, _) => (consumer.as_str(), key.as_str()),
+        };
+        (self.table(), first, second)
     }
 
     /// The table.

@@ -119,8 +119,8 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
                 return Err(error);
             }
         };
-        let mut batch: Vec<Message> = Vec::new();
-        let mut published: Vec<&Ticket> = Vec::new();
+        let mut batch: Vec<Message> = Vec::with_capacity(tickets.len());
+        let mut published: Vec<&Ticket> = Vec::with_capacity(tickets.len());
         for (ticket, message) in tickets.iter().zip(read) {
             match message {
                 Ok(message) => {

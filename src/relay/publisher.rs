@@ -1,8 +1,10 @@
 //! What a relay publishes to: a broker, or a consumer in the same process.
 
+use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use core::future::Future;
+use core::slice;
 
 use crate::event::Event;
 use crate::ids::Reason;
@@ -89,7 +91,7 @@ impl<'a, S: Store, H> InProcess<'a, S, H> {
     // The bound is here as well, so that a closure is taken for a handler of every transaction.
     pub fn new<E: fmt::Display>(inbox: Inbox<'a, S>, handler: H) -> Self
     where
-        H: FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+        H: FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
     {
         Self { inbox, handler, faults: |_| None }
     }
@@ -103,35 +105,43 @@ impl<'a, S: Store, H> InProcess<'a, S, H> {
 impl<S, H, F, E> Publisher for InProcess<'_, S, H, F>
 where
     S: Store,
-    H: FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+    H: FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
     E: fmt::Display,
     F: FnMut(&Message) -> Option<Fault>,
 {
+    /// What stands together without a fault is received in one commit.
     fn publish(&mut self, batch: &[Message], now: Millis) -> Vec<Published> {
         let mut answers = Vec::with_capacity(batch.len());
-        for message in batch {
-            answers.push(match (self.faults)(message) {
-                Some(Fault::Instead(answer)) => answer,
-                Some(Fault::After(answer)) => {
-                    let _lost = self.deliver(message, now);
+        for (at, message) in batch.iter().enumerate() {
+            let Some(fault) = (self.faults)(message) else { continue };
+            let before = &batch[answers.len()..at];
+            answers.extend(self.deliver(before, now));
+            answers.push(match fault {
+                Fault::Instead(answer) => answer,
+                Fault::After(answer) => {
+                    let _lost = self.deliver(slice::from_ref(message), now);
                     answer
                 }
-                None => self.deliver(message, now),
             });
         }
+        let rest = &batch[answers.len()..];
+        answers.extend(self.deliver(rest, now));
         answers
     }
 }
 
 impl<S: Store, H, F> InProcess<'_, S, H, F> {
-    fn deliver<E>(&mut self, message: &Message, now: Millis) -> Published
+    fn deliver<E>(&mut self, messages: &[Message], now: Millis) -> Vec<Published>
     where
-        H: FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
+        H: FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
         E: fmt::Display,
     {
-        match self.inbox.receive(message, now, &mut self.handler) {
-            Ok(receipt) => receipt.into(),
-            Err(error) => Published::Unavailable(Reason::new(error)),
+        if messages.is_empty() {
+            return Vec::new();
+        }
+        match self.inbox.receive_batch(messages, now, &mut self.handler) {
+            Ok(receipts) => receipts.into_iter().map(Published::from).collect(),
+            Err(error) => vec![Published::Unavailable(Reason::new(error)); messages.len()],
         }
     }
 }

@@ -1,6 +1,5 @@
 //! What the drivers of a relay have in common: how an action is carried out on a store, sync or async.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::future::Future;
@@ -9,7 +8,7 @@ use super::machine::{Exchange, RelaySettings, Ticket};
 use super::publisher::{Message, Published};
 use crate::boundary::{Query, Rows};
 use crate::event::Event;
-use crate::ids::{EventId, Reason};
+use crate::ids::Reason;
 use crate::store::asynchronous::{AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction};
 use crate::store::{CONFLICT_TRIES, Load, Reader, RunError, Store};
 use crate::table::{Key, Record};
@@ -120,12 +119,13 @@ fn messages_of(tickets: &[Ticket], rows: Rows) -> Vec<Result<Message, Published>
         .into_vec()
         .into_iter()
         .filter_map(|stored| if let Record::Event(event) = stored.record { Some(event) } else { None });
-    let mut events: BTreeMap<EventId, Event> = events.map(|event| (event.id.clone(), event)).collect();
+    let mut events: Vec<Event> = events.collect();
+    events.sort_unstable_by(|a, b| a.id.cmp(&b.id));
     let message = |ticket: &Ticket| {
         let delivery = &ticket.delivery;
-        match events.remove(&delivery.event) {
-            Some(event) => Ok(Message { event, place: delivery.place, attempt: delivery.attempt }),
-            None => Err(Published::Rejected(Reason::new("its envelope is not in the store, which must be damaged"))),
+        match events.binary_search_by(|event| event.id.cmp(&delivery.event)) {
+            Ok(at) => Ok(Message { event: events[at].clone(), place: delivery.place, attempt: delivery.attempt }),
+            Err(_) => Err(Published::Rejected(Reason::new("its envelope is not in the store, which must be damaged"))),
         }
     };
     tickets.iter().map(message).collect()

@@ -11,7 +11,7 @@ use core::ops::{Deref, DerefMut};
 
 use thiserror::Error;
 
-use crate::boundary::{Batch, Query, Rows, Transition};
+use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::table::Key;
 use crate::time::Millis;
 
@@ -59,8 +59,35 @@ pub trait Tables: Load {
     /// [`RunError::Refused`] by the rules, which leaves the transaction as it was; [`RunError::Conflict`] if another transaction
     /// changed what was read, and [`RunError::Store`]: roll back, and start again.
     fn run<T: Transition>(&mut self, transition: T, now: Millis) -> Result<T::Outcome, RunError<Self::Error, T::Refusal>> {
-        step(self, &transition, now).map(|(outcome, _)| outcome)
+        self.step(&transition, now).map(|step| step.outcome)
     }
+
+    /// Loads what a transition asks for, lets it decide, and applies its batch: [`Tables::run`], which also says whether there was one.
+    /// An adapter may do it in a way of its own, if it has to read again nothing that it has just loaded.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tables::run`].
+    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Result<Step<T::Outcome>, RunError<Self::Error, T::Refusal>> {
+        let rows = self.load(&transition.query(now)).map_err(RunError::Store)?;
+        let Decision { batch, outcome } = transition.decide(now, &rows).map_err(RunError::Refused)?;
+        if batch.is_empty() {
+            return Ok(Step { outcome, wrote: false });
+        }
+        match self.apply(&batch).map_err(RunError::Store)? {
+            Applied::Written => Ok(Step { outcome, wrote: true }),
+            Applied::Conflict(key) => Err(RunError::Conflict(key)),
+        }
+    }
+}
+
+/// A transition that came to its end in a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step<O> {
+    /// Its outcome.
+    pub outcome: O,
+    /// Whether a batch was written. If not, there is nothing to commit.
+    pub wrote: bool,
 }
 
 /// A transaction that can be committed. To drop it is to roll it back.
@@ -113,27 +140,39 @@ pub trait Store: Reader {
     /// - Transactions that ran at the same time and both committed have the effect of one after the other, or a guard of one did not hold.
     fn begin(&self) -> Result<Self::Tx<'_>, Self::Error>;
 
+    /// Runs `work` in a transaction, and ends that as `work` says. [`Store::run`] and [`Store::write`] stand on it.
+    ///
+    /// A store may let callers that come at the same time share a transaction and its commit, and runs `work` again if that could
+    /// not be committed for a reason that lies with another one. Nobody notices: an answer, also one after
+    /// [`End::RollBack`], is given when what it was found in is committed.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Store`] if there is no transaction, [`RunError::Unknown`] if the commit failed.
+    fn transact<R>(&self, mut work: impl FnMut(&mut Self::Tx<'_>) -> End<R>) -> Result<R, RunError<Self::Error, Infallible>> {
+        let mut tx = self.begin().map_err(RunError::Store)?;
+        match work(&mut tx) {
+            End::Commit(answer) => tx.commit().map(|()| answer).map_err(RunError::Unknown),
+            End::RollBack(answer) => Ok(answer),
+        }
+    }
+
     /// Runs one transition in a transaction of its own, and commits it if it changes something. After a conflict it is run again.
     ///
     /// # Errors
     ///
     /// [`RunError`]; only after [`RunError::Unknown`] may anything have changed. To do the same again is always safe.
     fn run<T: Transition>(&self, transition: T, now: Millis) -> Result<T::Outcome, RunError<Self::Error, T::Refusal>> {
-        let mut conflicts = 0;
-        loop {
-            let mut tx = self.begin().map_err(RunError::Store)?;
-            match step(&mut tx, &transition, now) {
-                Ok((outcome, Wrote::Nothing)) => return Ok(outcome),
-                Ok((outcome, Wrote::Batch)) => return tx.commit().map(|()| outcome).map_err(RunError::Unknown),
-                Err(RunError::Conflict(_)) if conflicts < CONFLICT_TRIES => conflicts += 1,
-                Err(error) => return Err(error),
-            }
-        }
+        without_conflict(self, |tx| match tx.step(&transition, now) {
+            Ok(Step { outcome, wrote: true }) => End::Commit(Ok(outcome)),
+            Ok(Step { outcome, wrote: false }) => End::RollBack(Ok(outcome)),
+            Err(error) => End::RollBack(Err(error)),
+        })
     }
 
     /// Runs `work` in a transaction of its own and commits it, if it returns `Ok`: transitions and the user's own rows in one commit.
-    /// An error or a panic in `work` rolls everything back. After a conflict, `work` is run again from the beginning, so it
-    /// must not do anything outside of the transaction that may not be done twice.
+    /// An error or a panic in `work` rolls everything back. After a conflict, or as [`Store::transact`] says, `work` is run again
+    /// from the beginning, so it must not do anything outside of the transaction that may not be done twice.
     ///
     /// # Errors
     ///
@@ -141,31 +180,54 @@ pub trait Store: Reader {
     fn write<R, E>(
         &self,
         now: Millis,
-        mut work: impl FnMut(&mut Writing<Self::Tx<'_>>) -> Result<R, E>,
+        mut work: impl FnMut(&mut Writing<'_, Self::Tx<'_>>) -> Result<R, E>,
     ) -> Result<R, RunError<Self::Error, E>> {
-        let mut conflicts = 0;
-        loop {
-            let mut writing = Writing { tx: self.begin().map_err(RunError::Store)?, now, conflict: None };
+        without_conflict(self, |tx| {
+            let mut writing = Writing { tx, now, conflict: None };
             let result = work(&mut writing);
             match (writing.conflict, result) {
-                (None, Ok(value)) => return writing.tx.commit().map(|()| value).map_err(RunError::Unknown),
-                (None, Err(error)) => return Err(RunError::Refused(error)),
-                (Some(_), _) if conflicts < CONFLICT_TRIES => conflicts += 1,
-                (Some(key), _) => return Err(RunError::Conflict(key)),
+                (None, Ok(value)) => End::Commit(Ok(value)),
+                (None, Err(error)) => End::RollBack(Err(RunError::Refused(error))),
+                (Some(key), _) => End::RollBack(Err(RunError::Conflict(key))),
             }
+        })
+    }
+}
+
+/// How a transaction of [`Store::transact`] ends, with the answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum End<R> {
+    /// Commit it.
+    Commit(R),
+    /// Roll it back.
+    RollBack(R),
+}
+
+/// Runs `work` again, as often as it makes sense, after a conflict.
+fn without_conflict<S: Store + ?Sized, R, E>(
+    store: &S,
+    mut work: impl FnMut(&mut S::Tx<'_>) -> End<Result<R, RunError<S::Error, E>>>,
+) -> Result<R, RunError<S::Error, E>> {
+    let mut conflicts = 0;
+    loop {
+        match store.transact(&mut work) {
+            Ok(Err(RunError::Conflict(_))) if conflicts < CONFLICT_TRIES => conflicts += 1,
+            Ok(answer) => return answer,
+            Err(error) => return Err(error.widened()),
         }
     }
 }
 
 /// A transaction of [`Store::write`]. It derefs to the adapter's transaction, which gives access to the user's own tables.
 #[derive(Debug)]
-pub struct Writing<X> {
-    tx: X,
+pub struct Writing<'t, X> {
+    tx: &'t mut X,
     now: Millis,
     conflict: Option<Key>,
 }
 
-impl<X: Tables> Writing<X> {
+impl<X: Tables> Writing<'_, X> {
     /// The time that was given to [`Store::write`].
     pub fn now(&self) -> Millis {
         self.now
@@ -185,16 +247,16 @@ impl<X: Tables> Writing<X> {
     }
 }
 
-impl<X> Deref for Writing<X> {
+impl<X> Deref for Writing<'_, X> {
     type Target = X;
     fn deref(&self) -> &X {
-        &self.tx
+        self.tx
     }
 }
 
-impl<X> DerefMut for Writing<X> {
+impl<X> DerefMut for Writing<'_, X> {
     fn deref_mut(&mut self) -> &mut X {
-        &mut self.tx
+        self.tx
     }
 }
 
@@ -245,30 +307,18 @@ impl<E, R> RunError<E, RunError<E, R>> {
     /// The error of a transition that ran in [`Store::write`] and was returned from it, as the one that it is.
     #[must_use]
     pub fn flatten(self) -> RunError<E, R> {
-        self.split().unwrap_or_else(|error| match error {
-            RunError::Refused(never) => match never {},
-            RunError::Conflict(key) => RunError::Conflict(key),
-            RunError::Store(error) => RunError::Store(error),
-            RunError::Unknown(error) => RunError::Unknown(error),
-        })
+        self.split().unwrap_or_else(RunError::widened)
     }
 }
 
-enum Wrote {
-    Nothing,
-    Batch,
-}
-
-type Stepped<T, E> = Result<(<T as Transition>::Outcome, Wrote), RunError<E, <T as Transition>::Refusal>>;
-
-fn step<X: Tables + ?Sized, T: Transition>(tables: &mut X, transition: &T, now: Millis) -> Stepped<T, X::Error> {
-    let rows = tables.load(&transition.query(now)).map_err(RunError::Store)?;
-    let decision = transition.decide(now, &rows).map_err(RunError::Refused)?;
-    if decision.batch.is_empty() {
-        return Ok((decision.outcome, Wrote::Nothing));
-    }
-    match tables.apply(&decision.batch).map_err(RunError::Store)? {
-        Applied::Written => Ok((decision.outcome, Wrote::Batch)),
-        Applied::Conflict(key) => Err(RunError::Conflict(key)),
+impl<E> RunError<E, Infallible> {
+    /// As the error of something that could also have been refused.
+    pub(crate) fn widened<R>(self) -> RunError<E, R> {
+        match self {
+            Self::Refused(never) => match never {},
+            Self::Conflict(key) => RunError::Conflict(key),
+            Self::Store(error) => RunError::Store(error),
+            Self::Unknown(error) => RunError::Unknown(error),
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! Commit an order with its events: both or neither (P2), once for each request (P1), in order for each key (P4).
 
-use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::vec::Vec;
 
@@ -134,7 +133,8 @@ impl Transition for CommitOrder<'_> {
             return Err(CommitRefused::EventIdTaken { event: event.id.clone(), owner: event.order.clone() });
         }
 
-        let mut batch = Batch::new();
+        // Request and order; each event with its delivery; and as many lanes at most.
+        let mut batch = Batch::with_capacity(2 + 3 * self.events.len());
         let placed = Placed { order: self.order.clone(), events: self.ids.clone(), at: now };
         match bound {
             None => batch.insert(Record::Request(
@@ -149,15 +149,18 @@ impl Transition for CommitOrder<'_> {
         let order = OrderRow { request: self.request.key.clone(), committed_at: now, body: self.body.clone() };
         batch.insert(Record::Order(self.order.clone(), order));
 
-        let mut lanes: BTreeMap<OrderingKey, (LaneRow, Option<Revision>)> = BTreeMap::new();
+        // In the order of their keys, each once.
+        let mut lanes: Vec<(OrderingKey, LaneRow, Option<Revision>)> = Vec::with_capacity(1);
         for (draft, id) in self.events.iter().zip(&self.ids) {
             let key = self.lane_of(draft);
-            let (lane, _) = lanes.entry(key.clone()).or_insert_with(|| match rows.lane(&key) {
-                Some((row, revision)) => (row.clone(), Some(revision)),
-                None => (LaneRow::empty(now), None),
+            let at = lanes.binary_search_by(|(there, _, _)| there.cmp(&key)).unwrap_or_else(|at| {
+                let found = rows.lane(&key);
+                let row = found.map_or_else(|| LaneRow::empty(now), |(row, _)| row.clone());
+                lanes.insert(at, (key.clone(), row, found.map(|(_, revision)| revision)));
+                at
             });
             let due = draft.not_before.unwrap_or(now);
-            let sequence = lane.append(now, due);
+            let sequence = lanes[at].1.append(now, due);
             let row = OutboxRow {
                 lane: key.clone(),
                 sequence,
@@ -181,7 +184,7 @@ impl Transition for CommitOrder<'_> {
                 body: draft.body.clone(),
             }));
         }
-        for (key, (lane, revision)) in lanes {
+        for (key, lane, revision) in lanes {
             match revision {
                 None => batch.insert(Record::Lane(key, lane)),
                 Some(revision) => batch.update(revision, Record::Lane(key, lane)),

@@ -2,14 +2,13 @@
 //!
 //! All three take events by id, and answer for each of them; what cannot be done to one does not hold up the others.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::time::Duration;
 
 use thiserror::Error;
 
-use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition};
-use crate::ids::{EventId, Invalid, OrderingKey, Reason};
+use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition, seek};
+use crate::ids::{EventId, Invalid, Reason};
 use crate::table::{DeliveryState, LaneRow, OutboxRow, Record};
 use crate::time::Millis;
 
@@ -85,56 +84,57 @@ impl Targets {
         rows: &Rows,
         mut change: impl FnMut(&EventId, &mut OutboxRow, &mut LaneRow) -> Result<(), NotDone>,
     ) -> Decision<Operated> {
-        let mut batch = Batch::new();
+        let (mut batch, mut lanes) = (Batch::new(), Batch::new());
         let mut operated = Operated::default();
-        let views: BTreeMap<&OrderingKey, LaneView<'_>> = rows.lanes().map(|lane| (lane.key, lane)).collect();
-        let mut lanes: BTreeMap<&OrderingKey, LaneRow> = BTreeMap::new();
-        let mut changed: BTreeMap<&EventId, OutboxRow> = BTreeMap::new();
+        let mut found = rows.outbox().map(|(id, _, _)| id).peekable();
+        let missing = self.0.iter().filter(|id| found.next_if_eq(id).is_none());
+        operated.refused.extend(missing.map(|id| (id.clone(), NotDone::NoEvent)));
         let mut targets: Vec<_> = rows.outbox().collect();
-        targets.sort_by(|(_, a, _), (_, b, _)| (&a.lane, a.sequence).cmp(&(&b.lane, b.sequence)));
-        for (id, row, revision) in targets {
+        targets.sort_unstable_by_key(|(id, row, _)| (&row.lane, row.sequence, *id));
+        let mut views = rows.lanes().peekable();
+        // Where those stood that are changed in a lane.
+        let mut changed = Vec::new();
+        for targets in targets.chunk_by(|(_, a, _), (_, b, _)| a.lane == b.lane) {
+            let key = &targets[0].1.lane;
+            let view = seek(&mut views, key);
             // A lane that stood idle for long may have been purged, while a dead event of it is still there.
-            let lane = lanes
-                .entry(&row.lane)
-                .or_insert_with(|| views.get(&row.lane).map_or_else(|| LaneRow::empty(now), |view| view.row.clone()));
-            let mut new = row.clone();
-            match change(id, &mut new, lane) {
-                Ok(()) => {
-                    changed.insert(id, new.clone());
-                    batch.update(revision, Record::Outbox(id.clone(), new));
-                    operated.done.push(id.clone());
+            let mut lane = view.map_or_else(|| LaneRow::empty(now), |view| view.row.clone());
+            changed.clear();
+            // The first of those that are changed and pending now.
+            let mut first = None;
+            for &(id, row, revision) in targets {
+                let mut new = row.clone();
+                match change(id, &mut new, &mut lane) {
+                    Ok(()) => {
+                        changed.push((row.sequence, id));
+                        let pending = (new.state == DeliveryState::Pending).then_some((new.sequence, id, new.due));
+                        first = first.into_iter().chain(pending).min();
+                        batch.update(revision, Record::Outbox(id.clone(), new));
+                        operated.done.push(id.clone());
+                    }
+                    Err(why) => operated.refused.push((id.clone(), why)),
                 }
-                Err(why) => operated.refused.push((id.clone(), why)),
             }
-        }
-        for (key, mut lane) in lanes {
-            if !changed.values().any(|row| row.lane == *key) {
+            if changed.is_empty() {
                 continue;
             }
-            let view = views.get(key);
             if lane.lease.is_none() {
                 // The first pending event may be another one now, whatever was changed.
-                let loaded = view.into_iter().flat_map(|view| view.pending());
-                let old_head = loaded.clone().next().map(|(id, _, _)| id);
-                let kept = loaded.filter(|(id, _, _)| !changed.contains_key(id)).map(|(id, row, _)| (id, row));
-                let new = changed.iter().map(|(id, row)| (*id, row)).filter(|(_, row)| row.lane == *key);
-                let pending = kept.chain(new).filter(|(_, row)| row.state == DeliveryState::Pending);
-                let head = pending.min_by_key(|(_, row)| row.sequence);
-                if head.map(|(id, _)| id) != old_head {
+                let mut loaded = view.into_iter().flat_map(LaneView::pending).map(|(id, row, _)| (row.sequence, id, row.due));
+                let old_head = loaded.clone().next().map(|(_, id, _)| id);
+                let kept = loaded.find(|(sequence, id, _)| changed.binary_search(&(*sequence, id)).is_err());
+                let head = kept.into_iter().chain(first).min();
+                if head.map(|(_, id, _)| id) != old_head {
                     lane.starts = 0;
                 }
-                lane.free(now, head.map(|(_, row)| row.due));
+                lane.free(now, head.map(|(_, _, due)| due));
             }
             match view {
-                None => batch.insert(Record::Lane(key.clone(), lane)),
-                Some(view) => batch.update(view.revision, Record::Lane(key.clone(), lane)),
+                None => lanes.insert(Record::Lane(key.clone(), lane)),
+                Some(view) => lanes.update(view.revision, Record::Lane(key.clone(), lane)),
             }
         }
-        for id in &self.0 {
-            if !operated.done.contains(id) && !operated.refused.iter().any(|(there, _)| there == id) {
-                operated.refused.push((id.clone(), NotDone::NoEvent));
-            }
-        }
+        batch.append(lanes);
         operated.done.sort_unstable();
         operated.refused.sort_by(|(a, _), (b, _)| a.cmp(b));
         Decision::new(batch, operated)

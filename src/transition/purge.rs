@@ -75,7 +75,8 @@ impl Transition for Purge<'_> {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Purged>, Self::Refusal> {
         let kept = self.retention;
-        let mut batch = Batch::new();
+        // Rows that go with others are of another table.
+        let (mut batch, mut others) = (Batch::new(), Batch::new());
         let mut removed = 0;
         for stored in rows.as_slice() {
             // What goes with a row was written once, so its revision is the first.
@@ -108,10 +109,11 @@ impl Transition for Purge<'_> {
             };
             if past {
                 batch.delete(stored.revision, stored.record.key());
-                with.into_iter().for_each(|key| batch.delete(Revision::FIRST, key));
+                with.into_iter().for_each(|key| others.delete(Revision::FIRST, key));
                 removed += 1;
             }
         }
+        batch.append(others);
         let full = rows.as_slice().len() == usize::from(self.limit.get());
         let next = rows.as_slice().last().filter(|_| full).map(|stored| stored.record.key());
         Ok(Decision::new(batch, Purged { removed, next }))

@@ -4,10 +4,10 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::lane::{LeaseRef, Stale, StaleLease};
-use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition};
+use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition, seek};
 use crate::ids::{EventId, Reason};
 use crate::policy::{DeliveryPolicy, WhenDead};
-use crate::table::{DeliveryState, OutboxRow, Record};
+use crate::table::{DeliveryState, LaneRow, OutboxRow, Record};
 use crate::time::Millis;
 
 /// What became of a run: the events that were confirmed, in order, and what ended it before its end, if something did.
@@ -100,28 +100,26 @@ impl Transition for Settle<'_> {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Settled>, Self::Refusal> {
-        let mut batch = Batch::new();
+        let (mut batch, mut freed) = (Batch::with_capacity(rows.as_slice().len()), Batch::with_capacity(self.results.len()));
         let mut settled = Settled::default();
         let mut lanes = rows.lanes().peekable();
         let mut done: Option<&LeaseRef> = None;
         for result in &self.results {
-            while lanes.peek().is_some_and(|lane| *lane.key < result.lease.lane) {
-                lanes.next();
-            }
-            let lane = lanes.peek().filter(|lane| *lane.key == result.lease.lane);
-            let checked = match lane {
+            let checked = match seek(&mut lanes, &result.lease.lane) {
                 None => Err(Stale::NoLane),
                 Some(_) if done.is_some_and(|lease| lease.lane == result.lease.lane) => Err(Stale::Ended),
-                Some(lane) => check(*lane, result).map(|()| *lane),
+                Some(lane) => check(lane, result).map(|()| lane),
             };
             match checked {
                 Ok(lane) => {
-                    self.settle_run(now, lane, result, &mut batch, &mut settled);
+                    let row = self.settle_run(now, lane, result, &mut batch, &mut settled);
+                    freed.update(lane.revision, Record::Lane(lane.key.clone(), row));
                     done = Some(&result.lease);
                 }
                 Err(why) => settled.stale.push(StaleLease { lease: result.lease.clone(), why }),
             }
         }
+        batch.append(freed);
         Ok(Decision::new(batch, settled))
     }
 }
@@ -148,7 +146,15 @@ fn check(lane: LaneView<'_>, result: &RunResult) -> Result<(), Stale> {
 }
 
 impl Settle<'_> {
-    fn settle_run(&self, now: Millis, lane: LaneView<'_>, result: &RunResult, batch: &mut Batch, settled: &mut Settled) {
+    /// Settles a run and gives the row of its lane.
+    fn settle_run(
+        &self,
+        now: Millis,
+        lane: LaneView<'_>,
+        result: &RunResult,
+        batch: &mut Batch,
+        settled: &mut Settled,
+    ) -> LaneRow {
         let mut row = lane.row.clone();
         let mut pending = lane.pending();
         // The starts of the first event so far are counted in the lane, with the one that is settled now.
@@ -209,7 +215,7 @@ impl Settle<'_> {
             }
         };
         row.free(now, head_due);
-        batch.update(lane.revision, Record::Lane(lane.key.clone(), row));
+        row
     }
 }
 
@@ -255,21 +261,19 @@ impl Transition for Renew {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Renewed>, Self::Refusal> {
-        let mut batch = Batch::new();
+        let mut batch = Batch::with_capacity(self.leases.len());
         let mut renewed = Renewed::default();
+        let mut lanes = rows.lanes().peekable();
         for lease in &self.leases {
-            let Some((row, revision)) = rows.lane(&lease.lane) else {
-                renewed.stale.push(StaleLease { lease: lease.clone(), why: Stale::NoLane });
-                continue;
-            };
-            match row.current(lease) {
+            let lane = seek(&mut lanes, &lease.lane).ok_or(Stale::NoLane);
+            match lane.and_then(|lane| Ok((lane, lane.row.current(lease)?))) {
                 Err(why) => renewed.stale.push(StaleLease { lease: lease.clone(), why }),
-                Ok(current) => {
+                Ok((lane, current)) => {
                     let until = current.until.max(now + self.lease);
-                    let mut row = row.clone();
+                    let mut row = lane.row.clone();
                     row.due = Some(until);
                     row.lease = Some(crate::table::Lease { until, ..current.clone() });
-                    batch.update(revision, Record::Lane(lease.lane.clone(), row));
+                    batch.update(lane.revision, Record::Lane(lease.lane.clone(), row));
                     renewed.leases.push((lease.clone(), until));
                 }
             }

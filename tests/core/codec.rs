@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use twobox::codec::{Damaged, decode, decode_index_entry, encode_index_entry, encode_key, encode_value};
-use twobox::{DeliveryState, EventId, IndexEntry, Key, Millis, OrderingKey, Record, Revision, Stored, Table};
+use twobox::{Batch, Change, DeliveryState, EventId, IndexEntry, Key, Millis, OrderingKey, Record, Revision, Stored, Table};
 
-use crate::support::{name, names, numbers, pending, records, stored, times};
+use crate::support::{insert, name, names, numbers, pending, records, stored, times};
 
 fn key_bytes(key: &Key) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -115,6 +115,21 @@ proptest! {
             prop_assert_eq!(a.cmp(&b), key_bytes(&a).cmp(&key_bytes(&b)), "{} {}", a, b);
         } else {
             prop_assert_eq!(a.cmp(&b), a.table().cmp(&b.table()));
+        }
+    }
+
+    /// Adapters lock and write in this order. A deletion sorts as the row that it removes.
+    #[test]
+    fn a_batch_is_sorted_as_its_keys(changes in prop::collection::vec((records(), any::<bool>()), 0..24)) {
+        let change = |(record, deleted): (Record, bool)| {
+            if deleted { Change::Delete { expect: Revision::FIRST, key: record.key() } } else { insert(record) }
+        };
+        let changes: Vec<Change> = changes.into_iter().map(change).collect();
+        let mut keys: Vec<Key> = changes.iter().map(Change::key).collect();
+        keys.sort();
+        match Batch::of(changes) {
+            Ok(batch) => prop_assert_eq!(batch.changes().iter().map(Change::key).collect::<Vec<_>>(), keys),
+            Err(_) => prop_assert!(keys.windows(2).any(|pair| pair[0] == pair[1])),
         }
     }
 

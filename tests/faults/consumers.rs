@@ -39,7 +39,7 @@ fn f06_a_handler_that_breaks_off_leaves_nothing() {
         let other = arrival("other", "k");
         let arrived = arrival("event", "k");
         let inbox = Inbox::new(store, consumer("c"));
-        let writes = |tx: &mut twobox::Writing<S::Tx<'_>>| {
+        let writes = |tx: &mut twobox::Writing<'_, S::Tx<'_>>| {
             let _applied =
                 tx.run(twobox::Receive::new(consumer("side"), &other.event).effect(body("a row of the handler"))).unwrap();
         };

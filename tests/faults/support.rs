@@ -213,13 +213,13 @@ impl<F: FnMut(&Message, Millis) -> Published> Publisher for Script<F> {
 
 /// A handler for the inbox of a store; to be named where it is not passed on at once, so that it takes every transaction of the store.
 pub(crate) fn handler<S: Store, E>(
-    handler: impl FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E>,
-) -> impl FnMut(&mut Writing<S::Tx<'_>>, &Message) -> Result<Handled, E> {
+    handler: impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
+) -> impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E> {
     handler
 }
 
 /// A handler that records the event's body as its effect.
-pub(crate) fn echo<S: Store>(_: &mut Writing<S::Tx<'_>>, message: &Message) -> Result<Handled, String> {
+pub(crate) fn echo<S: Store>(_: &mut Writing<'_, S::Tx<'_>>, message: &Message) -> Result<Handled, String> {
     Ok(Handled::Effect(message.event.body.clone()))
 }
 

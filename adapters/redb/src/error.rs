@@ -1,16 +1,41 @@
 //! What can go wrong with a store on redb, and what to do about it.
 
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+#[cfg(feature = "std")]
 use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(feature = "std")]
 use std::path::PathBuf;
 
 use thiserror::Error;
 use twobox::codec::Damaged;
 
+/// What a storage says when it fails.
+#[cfg(feature = "std")]
+pub(crate) type StorageFailure = std::io::Error;
+#[cfg(not(feature = "std"))]
+pub(crate) type StorageFailure = redb::BackendError;
+
+/// A read beyond the end of a storage.
+#[cfg(feature = "std")]
+pub(crate) fn beyond_the_end() -> StorageFailure {
+    std::io::ErrorKind::UnexpectedEof.into()
+}
+
+#[cfg(not(feature = "std"))]
+pub(crate) fn beyond_the_end() -> StorageFailure {
+    StorageFailure::Other("the storage ends before that".into())
+}
+
 /// Why a store could not be opened, read or written. Errors of opening leave the file as it was, byte for byte.
-#[derive(Debug, Error)]
+///
+/// It can be cloned, since a commit that several callers share fails for each of them.
+#[derive(Debug, Clone, Error)]
 #[non_exhaustive]
 pub enum RedbError {
     /// There is no file to open.
+    #[cfg(feature = "std")]
     #[error("there is no file {}; check the path, or make a new store with RedbStore::create", path.display())]
     Missing {
         /// What was to be opened.
@@ -98,7 +123,7 @@ pub enum RedbError {
     },
     /// Reading or writing failed.
     #[error("reading or writing the database failed: {0}; see to the disk, then close the store and open it again")]
-    Io(#[from] std::io::Error),
+    Io(#[source] Arc<StorageFailure>),
     /// redb stopped after an earlier failure.
     #[error("the database stopped after an earlier failure; close the store and open it again. What was committed is safe")]
     Stopped,
@@ -107,28 +132,40 @@ pub enum RedbError {
     Broken,
     /// Anything else that redb says.
     #[error("redb: {0}; see its documentation of this error")]
-    Redb(Box<redb::Error>),
+    Redb(Arc<redb::Error>),
+}
+
+impl From<StorageFailure> for RedbError {
+    fn from(error: StorageFailure) -> Self {
+        Self::Io(Arc::new(error))
+    }
 }
 
 impl From<redb::Error> for RedbError {
-    #[expect(clippy::wildcard_enum_match_arm, reason = "redb's errors are not ours, and may become more")]
     fn from(error: redb::Error) -> Self {
+        #[cfg(feature = "std")]
         use std::io::ErrorKind::{InvalidData, UnexpectedEof};
         let said = error.to_string();
         match error {
             redb::Error::DatabaseAlreadyOpen | redb::Error::LockProtocolMismatch => Self::AlreadyOpen,
             redb::Error::RepairAborted => Self::NeedsRepair,
             redb::Error::Corrupted(what) => Self::Damaged { what },
+            #[cfg(feature = "std")]
             redb::Error::Io(error) if matches!(error.kind(), UnexpectedEof | InvalidData) => Self::Damaged { what: said },
-            redb::Error::Io(error) => Self::Io(error),
+            #[cfg(feature = "std")]
+            redb::Error::Io(error) => error.into(),
+            #[cfg(not(feature = "std"))]
+            redb::Error::Backend(error) => StorageFailure::Other(error).into(),
             redb::Error::PreviousIo | redb::Error::DatabaseClosed | redb::Error::LockPoisoned(_) => Self::Stopped,
             redb::Error::TransactionPoisoned => Self::Broken,
             redb::Error::TableAlreadyOpen(table, _) => Self::TableInUse { table },
             redb::Error::TableDoesNotExist(table) => Self::Damaged { what: format!("the table {table:?} is missing") },
-            redb::Error::TableTypeMismatch { table, .. } | redb::Error::TableIsMultimap(table) => {
-                Self::NameTaken { table, what: said }
-            }
-            other => Self::Redb(Box::new(other)),
+            #[cfg(feature = "std")]
+            redb::Error::TableTypeMismatch { table, .. } => Self::NameTaken { table, what: said },
+            #[cfg(not(feature = "std"))]
+            redb::Error::TableTypeMismatch(error) => Self::NameTaken { table: error.table().to_string(), what: said },
+            redb::Error::TableIsMultimap(table) => Self::NameTaken { table, what: said },
+            other => Self::Redb(Arc::new(other)),
         }
     }
 }
@@ -147,10 +184,17 @@ from_redb!(StorageError DatabaseError TransactionError TableError CommitError);
 
 /// Runs `work` and makes an error of a panic in redb. It does not verify the checksums of its pages when it reads them, and
 /// some damage makes it panic; a store has to answer with an error. What panicked is not used again: a transaction rolls back.
+#[cfg(feature = "std")]
 pub(crate) fn shielded<R>(work: impl FnOnce() -> Result<R, RedbError>) -> Result<R, RedbError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref::<String>().cloned());
         let what = text.unwrap_or_else(|| "no message".to_string());
         Err(RedbError::Damaged { what: format!("redb panicked: {what}") })
     })
+}
+
+/// Without std a panic ends the program.
+#[cfg(not(feature = "std"))]
+pub(crate) fn shielded<R>(work: impl FnOnce() -> Result<R, RedbError>) -> Result<R, RedbError> {
+    work()
 }

@@ -4,6 +4,9 @@
 //! transaction writes at a time, so guards never fail here, except in a transaction of the user's that read before.
 //! To begin a transaction waits for the one that is open; on the same thread that is for ever, as with any lock.
 //!
+//! Callers of [`Store::run`] and [`Store::write`] that come at the same time share a commit, and each returns when it is durable. So the more
+//! threads write, the fewer syncs each of them costs; one that is alone waits for nobody.
+//!
 //! ```
 //! use redb::{ReadableDatabase, TableDefinition};
 //! use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Request, Store};
@@ -51,27 +54,63 @@
 //! Opening verifies the file (see [`RedbOptions::verify_on_open`]) and refuses without changing a byte what is damaged, not
 //! closed properly and beyond repair, of another version, or not ours. Each row has a checksum that is checked when it is read. What
 //! makes redb panic all the same comes out as [`RedbError::Damaged`], unless the program is built to abort on a panic.
+//!
+//! # Without std
+//!
+//! Without the feature `std` (on by default) there are no files and no shared commits, and a store lives on whatever implements
+//! [`StorageBackend`]: see [`RedbStore::create_on`] and [`RedbStore::open_on`]. redb is then built without std as well, which it offers
+//! with its feature `experimental-api-5` only, so the program's own manifest must turn that on, and a panic must abort:
+//!
+//! ```toml
+//! [dependencies]
+//! redb = { version = "4.6", default-features = false, features = ["experimental-api-5"] }
+//! twobox-redb = { version = "0.1", default-features = false }
+//!
+//! [profile.release]
+//! panic = "abort"
+//! ```
+
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
 
 mod error;
+#[cfg(feature = "std")]
+mod group;
 mod open;
 mod tables;
 mod trial;
 
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+#[cfg(feature = "std")]
 use std::path::Path;
-use std::sync::Arc;
 
-use redb::{Database, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction};
-use twobox::{Applied, Batch, Load, Query, Reader, Rows, Store, Tables, Transaction};
+use redb::{Database, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction};
+use self_cell::self_cell;
+use spin::Mutex;
+use twobox::{Applied, Batch, Load, Millis, Query, Reader, Rows, RunError, Step, Store, Tables, Transaction, Transition};
+#[cfg(feature = "std")]
+use {
+    core::convert::Infallible,
+    redb::ReadOnlyDatabase,
+    twobox::End,
+};
 
 pub use error::RedbError;
 pub use open::RedbOptions;
 
 use error::shielded;
+#[cfg(feature = "std")]
+use group::Group;
+use tables::Opened;
 
 /// A store in a redb database.
 #[derive(Debug)]
 pub struct RedbStore {
     database: Arc<Database>,
+    #[cfg(feature = "std")]
+    group: Group,
 }
 
 impl RedbStore {
@@ -80,6 +119,7 @@ impl RedbStore {
     /// # Errors
     ///
     /// As there.
+    #[cfg(feature = "std")]
     pub fn create(path: impl AsRef<Path>) -> Result<Self, RedbError> {
         RedbOptions::new().create(path)
     }
@@ -89,6 +129,7 @@ impl RedbStore {
     /// # Errors
     ///
     /// As there.
+    #[cfg(feature = "std")]
     pub fn open(path: impl AsRef<Path>) -> Result<Self, RedbError> {
         RedbOptions::new().open(path)
     }
@@ -98,6 +139,7 @@ impl RedbStore {
     /// # Errors
     ///
     /// As there.
+    #[cfg(feature = "std")]
     pub fn open_or_create(path: impl AsRef<Path>) -> Result<Self, RedbError> {
         RedbOptions::new().open_or_create(path)
     }
@@ -140,7 +182,15 @@ impl RedbStore {
             }
             checked => checked,
         })?;
-        Ok(Self { database })
+        Ok(Self::over(database))
+    }
+
+    pub(crate) fn over(database: Arc<Database>) -> Self {
+        Self {
+            database,
+            #[cfg(feature = "std")]
+            group: Group::default(),
+        }
     }
 
     /// The database, for the user's own tables, and for all that redb can do with it.
@@ -175,15 +225,23 @@ impl Store for RedbStore {
     type Tx<'a> = RedbTransaction;
 
     fn begin(&self) -> Result<RedbTransaction, RedbError> {
-        Ok(RedbTransaction { tx: self.database.begin_write()?, broken: false })
+        RedbTransaction::begin(&self.database)
+    }
+
+    #[cfg(feature = "std")]
+    /// With the others that come at the same time; a transaction of [`Store::begin`] is shared with nobody.
+    fn transact<R>(&self, work: impl FnMut(&mut RedbTransaction) -> End<R>) -> Result<R, RunError<RedbError, Infallible>> {
+        self.group.transact(&self.database, work)
     }
 }
 
 /// A store that is open for reading alone; see [`RedbOptions::open_read_only`].
+#[cfg(feature = "std")]
 pub struct RedbReader {
     database: ReadOnlyDatabase,
 }
 
+#[cfg(feature = "std")]
 impl RedbReader {
     /// Opens a store to read it, as [`RedbOptions::open_read_only`] does.
     ///
@@ -201,6 +259,7 @@ impl RedbReader {
     }
 }
 
+#[cfg(feature = "std")]
 impl Reader for RedbReader {
     type Error = RedbError;
     type View<'a> = RedbView;
@@ -238,22 +297,48 @@ impl Load for RedbView {
     type Error = RedbError;
 
     fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
-        tables::load(&self.tx, query)
+        tables::load(&Opened::new(&self.tx), query)
     }
 }
 
 /// A transaction of the store.
 pub struct RedbTransaction {
-    tx: WriteTransaction,
+    tables: Kept,
     broken: bool,
+    /// Whether something may have been written.
+    wrote: AtomicBool,
 }
 
+self_cell! {
+    /// A transaction and our tables, which stay open in it from one call to the next: to open one costs as much as a read or two.
+    struct Kept {
+        owner: WriteTransaction,
+        #[not_covariant]
+        dependent: KeptTables,
+    }
+}
+
+type KeptTables<'t> = Mutex<Opened<'t, WriteTransaction>>;
+
 impl RedbTransaction {
+    fn begin(database: &Database) -> Result<Self, RedbError> {
+        let tables = Kept::new(database.begin_write()?, |tx| Mutex::new(Opened::new(tx)));
+        Ok(Self { tables, broken: false, wrote: AtomicBool::new(false) })
+    }
+
     /// The transaction, for the user's own tables: they are written in the same commit. Tables whose names begin with
     /// `twobox_` may be opened to look at them, and must be dropped before a transition runs.
     #[must_use]
     pub fn redb(&self) -> &WriteTransaction {
-        &self.tx
+        self.wrote.store(true, Ordering::Relaxed);
+        // redb opens a table once at a time, and now it is the user's turn.
+        self.tables.with_dependent(|tx, tables| *tables.lock() = Opened::new(tx));
+        self.tables.borrow_owner()
+    }
+
+    fn with_tables<R>(&mut self, work: impl FnOnce(&mut Opened<'_, WriteTransaction>, &mut bool) -> R) -> R {
+        let broken = &mut self.broken;
+        self.tables.with_dependent_mut(|_, tables| work(tables.get_mut(), broken))
     }
 }
 
@@ -261,20 +346,29 @@ impl Load for RedbTransaction {
     type Error = RedbError;
 
     fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
-        tables::load(&self.tx, query)
+        self.with_tables(|tables, _| tables::load(tables, query))
     }
 }
 
 impl Tables for RedbTransaction {
     fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
-        apply(&self.tx, batch, &mut self.broken)
+        *self.wrote.get_mut() = true;
+        self.with_tables(|tables, broken| apply(tables, batch, broken))
+    }
+
+    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T> {
+        let stepped = self.with_tables(|tables, broken| step(tables, transition, now, broken));
+        if self.broken || stepped.as_ref().is_ok_and(|step| step.wrote) {
+            *self.wrote.get_mut() = true;
+        }
+        stepped
     }
 }
 
 impl Transaction for RedbTransaction {
     /// Commits. After [`RedbError::Broken`] nothing was committed, after any other error the store must be opened again to find out.
     fn commit(self) -> Result<(), RedbError> {
-        if self.broken { Err(RedbError::Broken) } else { shielded(|| Ok(self.tx.commit()?)) }
+        if self.broken { Err(RedbError::Broken) } else { shielded(|| Ok(self.tables.into_owner().commit()?)) }
     }
 }
 
@@ -300,35 +394,56 @@ impl Load for Lent<'_> {
     type Error = RedbError;
 
     fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
-        tables::load(self.tx, query)
+        tables::load(&Opened::new(self.tx), query)
     }
 }
 
 impl Tables for Lent<'_> {
     fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
-        apply(self.tx, batch, &mut self.broken)
+        apply(&mut Opened::new(self.tx), batch, &mut self.broken)
+    }
+
+    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T> {
+        step(&mut Opened::new(self.tx), transition, now, &mut self.broken)
     }
 }
 
 /// Applies a batch, and nothing more once that has failed: a part of a batch may be written then.
-fn apply(tx: &WriteTransaction, batch: &Batch, broken: &mut bool) -> Result<Applied, RedbError> {
+fn apply(tables: &mut Opened<'_, WriteTransaction>, batch: &Batch, broken: &mut bool) -> Result<Applied, RedbError> {
     if *broken {
         return Err(RedbError::Broken);
     }
-    let applied = tables::apply(tx, batch);
+    let applied = tables::apply(tables, batch);
     *broken = applied.is_err();
     applied
+}
+
+type Stepped<T> = Result<Step<<T as Transition>::Outcome>, RunError<RedbError, <T as Transition>::Refusal>>;
+
+/// Runs a transition, and none once a batch has failed.
+fn step<T: Transition>(
+    tables: &mut Opened<'_, WriteTransaction>,
+    transition: &T,
+    now: Millis,
+    broken: &mut bool,
+) -> Stepped<T> {
+    if *broken {
+        return Err(RunError::Store(RedbError::Broken));
+    }
+    tables::step(tables, broken, transition, now)
 }
 
 /// redb's own types have nothing to show.
 macro_rules! debug_by_name {
     ($($name:ty),*) => {$(
-        impl std::fmt::Debug for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 f.debug_struct(stringify!($name)).finish_non_exhaustive()
             }
         }
     )*};
 }
 
-debug_by_name!(RedbReader, RedbView, RedbTransaction, Lent<'_>);
+debug_by_name!(RedbView, RedbTransaction, Lent<'_>);
+#[cfg(feature = "std")]
+debug_by_name!(Group, RedbReader);

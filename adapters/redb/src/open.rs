@@ -1,18 +1,23 @@
 //! Creating and opening: how a file becomes a store, and how everything else is refused without being changed.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use alloc::string::ToString;
+use alloc::sync::Arc;
+#[cfg(feature = "std")]
+use {
+    crate::RedbReader,
+    core::sync::atomic::{AtomicU32, Ordering},
+    redb::backends::FileBackend,
+    std::fs::{self, File, OpenOptions},
+    std::io::{self, ErrorKind},
+    std::path::{Path, PathBuf},
+    std::process,
+};
 
-use redb::backends::FileBackend;
 use redb::{Builder, ConcurrencyMode, Database, ReadableDatabase, StorageBackend};
 
 use crate::error::{RedbError, shielded};
 use crate::trial::Trial;
-use crate::{RedbReader, RedbStore, tables};
+use crate::{RedbStore, tables};
 
 /// The first bytes of every redb file.
 const MAGIC: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
@@ -70,7 +75,10 @@ impl RedbOptions {
         self.shared = shared;
         self
     }
+}
 
+#[cfg(feature = "std")]
+impl RedbOptions {
     /// Creates a store at a path where there is nothing.
     ///
     /// The file is complete before it gets its name, so a crash leaves a whole store or none; what it may leave beside it is a
@@ -88,7 +96,7 @@ impl RedbOptions {
         let fresh = fresh_path(path);
         let made = self.make(&fresh).and_then(|()| match publish(&fresh, path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(exists()),
-            published => published.map_err(RedbError::Io),
+            published => published.map_err(RedbError::from),
         });
         if made.is_err() {
             // It may never have been made; what counts is the error that we have.
@@ -150,7 +158,9 @@ impl RedbOptions {
             Ok(RedbReader { database })
         })
     }
+}
 
+impl RedbOptions {
     /// Creates a store on an empty storage of any kind, such as [`redb::backends::InMemoryBackend`].
     ///
     /// # Errors
@@ -182,7 +192,7 @@ impl RedbOptions {
             let database = builder.create_with_backend(trial.clone())?;
             tables::check(&database.begin_read()?)?;
             trial.accept()?;
-            Ok(RedbStore { database: Arc::new(database) })
+            Ok(RedbStore::over(Arc::new(database)))
         })
     }
 
@@ -196,6 +206,7 @@ impl RedbOptions {
     }
 }
 
+#[cfg(feature = "std")]
 fn open_file(path: &Path, options: &OpenOptions) -> Result<File, RedbError> {
     options.open(path).map_err(|error| {
         if error.kind() == ErrorKind::NotFound {
@@ -203,7 +214,7 @@ fn open_file(path: &Path, options: &OpenOptions) -> Result<File, RedbError> {
         } else if error.kind() == ErrorKind::IsADirectory {
             RedbError::NotRedb { place: path.display().to_string(), what: "it is a folder" }
         } else {
-            RedbError::Io(error)
+            error.into()
         }
     })
 }
@@ -223,6 +234,7 @@ fn check_magic(storage: &impl StorageBackend, place: &str) -> Result<(), RedbErr
 }
 
 /// A path in the same folder that no one else uses.
+#[cfg(feature = "std")]
 fn fresh_path(path: &Path) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let mut name = path.file_name().unwrap_or_default().to_os_string();
@@ -231,6 +243,7 @@ fn fresh_path(path: &Path) -> PathBuf {
 }
 
 /// Gives the file its name, if nothing has that name, and sees to it that it keeps it.
+#[cfg(feature = "std")]
 fn publish(fresh: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(fresh, path) {
         Ok(()) => fs::remove_file(fresh)?,

@@ -7,17 +7,20 @@
 //! | `twobox_index`  | the row's index entry | nothing                                           |
 //!
 //! A checksum is the CRC-32 of table, key and value, and is checked at each read: redb does not verify its pages then.
-//! An index entry is checked against the row that it leads to. No table is open longer than one call, so the user may open any
-//! table of theirs, and ours to look at, in the same transaction.
+//! An index entry is checked against the row that it leads to.
 
-use std::ops::{Bound, Range};
-use std::sync::LazyLock;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::borrow::Borrow;
+use core::cell::OnceCell;
+use core::ops::{Bound, Range};
 
 use redb::{MultimapTableHandle, ReadableTableMetadata as _};
 use redb::{ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError, TableHandle, Value, WriteTransaction};
 use twobox::codec::{self, IndexPart};
 use twobox::{
-    Applied, Batch, Change, FORMAT_VERSION, IndexEntry, Key, OrderingKey, Query, Record, Revision, Rows, Stored, Table,
+    Applied, Batch, Change, Decision, FORMAT_VERSION, IndexEntry, Key, Millis, OrderingKey, Query, Record, Revision, Rows, RunError,
+    Step, Stored, Table, Transition,
 };
 
 use crate::error::{RedbError, shielded};
@@ -29,11 +32,18 @@ const META: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_met
 const INDEX: TableDefinition<'_, Bytes, ()> = TableDefinition::new("twobox_index");
 const FORMAT: &[u8] = b"format";
 
-static NAMES: LazyLock<[String; Table::ALL.len()]> = LazyLock::new(|| Table::ALL.map(|table| format!("{PREFIX}{table}")));
-
-fn definition(table: Table) -> TableDefinition<'static, Bytes, Bytes> {
-    TableDefinition::new(&NAMES[table as usize])
-}
+/// In the order of [`Table::ALL`].
+const ROWS: [TableDefinition<'_, Bytes, Bytes>; Table::ALL.len()] = [
+    TableDefinition::new("twobox_requests"),
+    TableDefinition::new("twobox_orders"),
+    TableDefinition::new("twobox_events"),
+    TableDefinition::new("twobox_outbox"),
+    TableDefinition::new("twobox_lanes"),
+    TableDefinition::new("twobox_inbox"),
+    TableDefinition::new("twobox_effects"),
+    TableDefinition::new("twobox_positions"),
+    TableDefinition::new("twobox_calls"),
+];
 
 /// A transaction whose tables can be read.
 pub(crate) trait Source {
@@ -115,8 +125,8 @@ pub(crate) fn check_format(tx: &ReadTransaction) -> Result<(), RedbError> {
 /// Checks that this is a store, and that all of its tables are there.
 pub(crate) fn check(tx: &ReadTransaction) -> Result<(), RedbError> {
     check_format(tx)?;
-    for table in Table::ALL {
-        tx.table(definition(table))?;
+    for definition in ROWS {
+        tx.table(definition)?;
     }
     tx.table(INDEX)?;
     Ok(())
@@ -141,159 +151,42 @@ pub(crate) fn prepare(tx: &WriteTransaction) -> Result<(), RedbError> {
     let mut version = FORMAT_VERSION.to_be_bytes().to_vec();
     seal(META.name(), FORMAT, &mut version);
     meta.insert(FORMAT, version.as_slice())?;
-    for table in Table::ALL {
-        tx.table(definition(table))?;
+    for definition in ROWS {
+        tx.table(definition)?;
     }
     tx.table(INDEX)?;
     Ok(())
 }
 
-/// One of the tables of rows, open.
-struct Opened<T> {
-    table: Table,
-    rows: T,
+/// The tables in a transaction, each opened when it is first needed.
+pub(crate) struct Opened<'s, S: Source> {
+    source: &'s S,
+    rows: [OnceCell<S::Table<'s, Bytes>>; Table::ALL.len()],
+    index: OnceCell<S::Table<'s, ()>>,
 }
 
-impl<T: ReadableTable<Bytes, Bytes>> Opened<T> {
-    fn open<'s, S: Source<Table<'s, Bytes> = T> + 's>(source: &'s S, table: Table) -> Result<Self, RedbError> {
-        Ok(Self { table, rows: source.table(definition(table))? })
+impl<'s, S: Source> Opened<'s, S> {
+    pub(crate) fn new(source: &'s S) -> Self {
+        Self { source, rows: Default::default(), index: OnceCell::new() }
     }
 
-    /// The row with these bytes as its key.
-    fn get(&self, key: &[u8]) -> Result<Option<Stored>, RedbError> {
-        match self.rows.get(key)? {
-            Some(sealed) => self.read(key, sealed.value()).map(Some),
+    fn rows(&self, table: Table) -> Result<&S::Table<'s, Bytes>, RedbError> {
+        let at = table as usize;
+        opened(&self.rows[at], || self.source.table(ROWS[at]))
+    }
+
+    /// The row of this key, for which it uses the buffer.
+    fn get(&self, key: &Key, buffer: &mut Vec<u8>) -> Result<Option<Stored>, RedbError> {
+        buffer.clear();
+        codec::encode_key(key, buffer);
+        self.get_bytes(key.table(), buffer)
+    }
+
+    fn get_bytes(&self, table: Table, key: &[u8]) -> Result<Option<Stored>, RedbError> {
+        match self.rows(table)?.get(key)? {
+            Some(sealed) => read(table, key, sealed.value()).map(Some),
             None => Ok(None),
         }
-    }
-
-    fn read(&self, key: &[u8], sealed: &[u8]) -> Result<Stored, RedbError> {
-        Ok(codec::decode(self.table, key, unseal(self.table.name(), key, sealed)?)?)
-    }
-}
-
-/// Answers a query.
-pub(crate) fn load<S: Source>(source: &S, query: &Query) -> Result<Rows, RedbError> {
-    shielded(|| answer(source, query))
-}
-
-fn answer<S: Source>(source: &S, query: &Query) -> Result<Rows, RedbError> {
-    let mut rows = Rows::default();
-    let mut buffer = Vec::new();
-    match query {
-        Query::Rows(keys) => {
-            for keys in keys.as_slice().chunk_by(|a, b| a.table() == b.table()) {
-                let table = Opened::open(source, keys[0].table())?;
-                for key in keys {
-                    if let Some(stored) = table.get(bytes_of(key, &mut buffer))? {
-                        rows.push(stored);
-                    }
-                }
-            }
-        }
-        Query::Due { now, lanes, run, events } => {
-            let queues = Queues::open(source)?;
-            for (given, entry) in queues.entries(IndexPart::Due, None)?.take(*lanes).enumerate() {
-                if rows.as_slice().len() - given >= *events {
-                    break;
-                }
-                let entry = entry?;
-                let IndexEntry::Due(due, lane) = &entry else { continue };
-                rows.push(queues.row_of(&entry)?);
-                if due > now {
-                    break;
-                }
-                queues.push_pending(lane, *run, &mut rows)?;
-            }
-        }
-        Query::Lanes(lanes) => {
-            let queues = Queues::open(source)?;
-            for (lane, run) in lanes {
-                queues.push_lane(lane, *run, &mut rows)?;
-            }
-        }
-        Query::Deliveries { events, run } => {
-            let queues = Queues::open(source)?;
-            let mut lanes = Vec::new();
-            for id in events {
-                let Some(stored) = queues.outbox.get(bytes_of(&Key::Outbox(id.clone()), &mut buffer))? else { continue };
-                if let Record::Outbox(_, row) = &stored.record {
-                    lanes.push(row.lane.clone());
-                }
-                rows.push(stored);
-            }
-            lanes.sort_unstable();
-            lanes.dedup();
-            for lane in &lanes {
-                queues.push_lane(lane, *run, &mut rows)?;
-            }
-        }
-        Query::Pending { after, limit } => {
-            let queues = Queues::open(source)?;
-            let after = after.clone().map(|(lane, sequence, id)| IndexEntry::Pending(lane, sequence, id));
-            let mut last = None;
-            for entry in queues.entries(IndexPart::AllPending, after.as_ref())?.take(*limit) {
-                let entry = entry?;
-                let IndexEntry::Pending(lane, ..) = &entry else { continue };
-                if last.as_ref() != Some(lane) {
-                    queues.push_lane(lane, 0, &mut rows)?;
-                    last = Some(lane.clone());
-                }
-                rows.push(queues.row_of(&entry)?);
-            }
-        }
-        Query::Dead { after, limit } => {
-            let queues = Queues::open(source)?;
-            let after = after.clone().map(IndexEntry::Dead);
-            for entry in queues.entries(IndexPart::Dead, after.as_ref())?.take(*limit) {
-                rows.push(queues.row_of(&entry?)?);
-            }
-        }
-        Query::Walk { table, after, limit } => {
-            let table = Opened::open(source, *table)?;
-            let start = match after {
-                Some(key) => Bound::Excluded(bytes_of(key, &mut buffer)),
-                None => Bound::Unbounded,
-            };
-            for found in table.rows.range::<&[u8]>((start, Bound::Unbounded))?.take(*limit) {
-                let (key, sealed) = found?;
-                rows.push(table.read(key.value(), sealed.value())?);
-            }
-        }
-    }
-    Ok(rows)
-}
-
-/// The bytes of a key, in a buffer that is used again.
-fn bytes_of<'b>(key: &Key, buffer: &'b mut Vec<u8>) -> &'b [u8] {
-    buffer.clear();
-    codec::encode_key(key, buffer);
-    buffer
-}
-
-/// The row that an index entry belongs to.
-fn key_of(entry: &IndexEntry) -> Key {
-    match entry {
-        IndexEntry::Due(_, lane) => Key::Lane(lane.clone()),
-        IndexEntry::Pending(_, _, id) | IndexEntry::Dead(id) => Key::Outbox(id.clone()),
-    }
-}
-
-fn index_error(entry: &IndexEntry, what: &'static str) -> RedbError {
-    RedbError::Index { entry: key_of(entry).to_string(), what }
-}
-
-/// The lanes and what stands in them.
-struct Queues<'s, S: Source + 's> {
-    index: S::Table<'s, ()>,
-    lanes: Opened<S::Table<'s, Bytes>>,
-    outbox: Opened<S::Table<'s, Bytes>>,
-}
-
-impl<'s, S: Source> Queues<'s, S> {
-    fn open(source: &'s S) -> Result<Self, RedbError> {
-        let (lanes, outbox) = (Opened::open(source, Table::Lanes)?, Opened::open(source, Table::Outbox)?);
-        Ok(Self { index: source.table(INDEX)?, lanes, outbox })
     }
 
     /// The entries of a part of the index, in their order, after this one.
@@ -312,7 +205,7 @@ impl<'s, S: Source> Queues<'s, S> {
             }
             None => Bound::Included(prefix.as_slice()),
         };
-        let range = self.index.range::<&[u8]>((start, Bound::Unbounded))?;
+        let range = opened(&self.index, || self.source.table(INDEX))?.range((start.map(Place), Bound::Unbounded))?;
         Ok(range.map_while(move |found| match found {
             Ok((bytes, _)) => {
                 let bytes = bytes.value();
@@ -324,9 +217,7 @@ impl<'s, S: Source> Queues<'s, S> {
 
     /// The row that an index entry leads to. That there is none, or that it belongs elsewhere, is damage.
     fn row_of(&self, entry: &IndexEntry) -> Result<Stored, RedbError> {
-        let (key, mut buffer) = (key_of(entry), Vec::new());
-        let table = if key.table() == Table::Lanes { &self.lanes } else { &self.outbox };
-        let stored = table.get(bytes_of(&key, &mut buffer))?.ok_or_else(|| index_error(entry, "there is no such row"))?;
+        let stored = self.get(&key_of(entry), &mut Vec::new())?.ok_or_else(|| index_error(entry, "there is no such row"))?;
         if stored.record.index_entry().as_ref() == Some(entry) {
             Ok(stored)
         } else {
@@ -336,8 +227,7 @@ impl<'s, S: Source> Queues<'s, S> {
 
     /// Answers with a lane, if it exists, and its first pending events.
     fn push_lane(&self, lane: &OrderingKey, run: usize, rows: &mut Rows) -> Result<(), RedbError> {
-        let mut buffer = Vec::new();
-        let Some(stored) = self.lanes.get(bytes_of(&Key::Lane(lane.clone()), &mut buffer))? else { return Ok(()) };
+        let Some(stored) = self.get(&Key::Lane(lane.clone()), &mut Vec::new())? else { return Ok(()) };
         rows.push(stored);
         self.push_pending(lane, run, rows)
     }
@@ -350,46 +240,214 @@ impl<'s, S: Source> Queues<'s, S> {
     }
 }
 
-/// Writes a batch, if all of its guards hold. After an error nothing or a part of it may be written.
-pub(crate) fn apply(tx: &WriteTransaction, batch: &Batch) -> Result<Applied, RedbError> {
-    shielded(|| {
-        let mut tables: Vec<Opened<redb::Table<'_, Bytes, Bytes>>> = Vec::new();
-        let mut index = None;
-        let mut keys = Vec::new();
-        let mut checked = Vec::with_capacity(batch.changes().len());
-        for change in batch.changes() {
-            let key = change.key();
-            // A batch is sorted by table first, so each is opened once.
-            if tables.last().is_none_or(|last| last.table != key.table()) {
-                tables.push(Opened::open(tx, key.table())?);
-            }
-            let (table, start) = (tables.len() - 1, keys.len());
-            codec::encode_key(&key, &mut keys);
-            let found = tables[table].get(&keys[start..])?;
-            if !change.expect().holds(found.as_ref().map(|stored| stored.revision)) {
-                return Ok(Applied::Conflict(key));
-            }
-            let old = found.and_then(|stored| stored.record.index_entry());
-            let new = match change {
-                Change::Put { record, .. } => record.index_entry(),
-                Change::Delete { .. } => None,
-            };
-            let moved = old != new;
-            if moved && index.is_none() {
-                index = Some(tx.open_table(INDEX)?);
-            }
-            checked.push(Checked { change, table, key: start..keys.len(), moved: moved.then_some((old, new)) });
+fn opened<T>(cell: &OnceCell<T>, open: impl FnOnce() -> Result<T, TableError>) -> Result<&T, RedbError> {
+    match cell.get() {
+        Some(there) => Ok(there),
+        None => {
+            let opened = open()?;
+            Ok(cell.get_or_init(|| opened))
         }
-        write(&mut tables, index.as_mut(), &keys, &checked)?;
-        Ok(Applied::Written)
-    })
+    }
+}
+
+/// The row with these bytes as its key and its value.
+fn read(table: Table, key: &[u8], sealed: &[u8]) -> Result<Stored, RedbError> {
+    Ok(codec::decode(table, key, unseal(table.name(), key, sealed)?)?)
+}
+
+/// Answers a query.
+pub(crate) fn load<S: Source>(tables: &Opened<'_, S>, query: &Query) -> Result<Rows, RedbError> {
+    shielded(|| answer(tables, query))
+}
+
+fn answer<S: Source>(tables: &Opened<'_, S>, query: &Query) -> Result<Rows, RedbError> {
+    let mut rows = Rows::default();
+    let mut buffer = Vec::new();
+    match query {
+        Query::Rows(keys) => {
+            for key in keys.as_slice() {
+                if let Some(stored) = tables.get(key, &mut buffer)? {
+                    rows.push(stored);
+                }
+            }
+        }
+        Query::Due { now, lanes, run, events } => {
+            for (given, entry) in tables.entries(IndexPart::Due, None)?.take(*lanes).enumerate() {
+                if rows.as_slice().len() - given >= *events {
+                    break;
+                }
+                let entry = entry?;
+                let IndexEntry::Due(due, lane) = &entry else { continue };
+                rows.push(tables.row_of(&entry)?);
+                if due > now {
+                    break;
+                }
+                tables.push_pending(lane, *run, &mut rows)?;
+            }
+        }
+        Query::Lanes(lanes) => {
+            for (lane, run) in lanes {
+                tables.push_lane(lane, *run, &mut rows)?;
+            }
+        }
+        Query::Deliveries { events, run } => {
+            let mut lanes = Vec::new();
+            for id in events {
+                let Some(stored) = tables.get(&Key::Outbox(id.clone()), &mut buffer)? else { continue };
+                if let Record::Outbox(_, row) = &stored.record {
+                    lanes.push(row.lane.clone());
+                }
+                rows.push(stored);
+            }
+            lanes.sort_unstable();
+            lanes.dedup();
+            for lane in &lanes {
+                tables.push_lane(lane, *run, &mut rows)?;
+            }
+        }
+        Query::Pending { after, limit } => {
+            let after = after.clone().map(|(lane, sequence, id)| IndexEntry::Pending(lane, sequence, id));
+            let mut last = None;
+            for entry in tables.entries(IndexPart::AllPending, after.as_ref())?.take(*limit) {
+                let entry = entry?;
+                let IndexEntry::Pending(lane, ..) = &entry else { continue };
+                if last.as_ref() != Some(lane) {
+                    tables.push_lane(lane, 0, &mut rows)?;
+                    last = Some(lane.clone());
+                }
+                rows.push(tables.row_of(&entry)?);
+            }
+        }
+        Query::Dead { after, limit } => {
+            let after = after.clone().map(IndexEntry::Dead);
+            for entry in tables.entries(IndexPart::Dead, after.as_ref())?.take(*limit) {
+                rows.push(tables.row_of(&entry?)?);
+            }
+        }
+        Query::Walk { table, after, limit } => {
+            let start = match after {
+                Some(key) => {
+                    codec::encode_key(key, &mut buffer);
+                    Bound::Excluded(Place(&buffer))
+                }
+                None => Bound::Unbounded,
+            };
+            for found in tables.rows(*table)?.range((start, Bound::Unbounded))?.take(*limit) {
+                let (key, sealed) = found?;
+                rows.push(read(*table, key.value(), sealed.value())?);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// A key as a bound of a range. It is no reference, so it says by itself which kind of range it makes, to each of redb's interfaces.
+struct Place<'a>(&'a [u8]);
+
+impl<'a> Borrow<&'a [u8]> for Place<'a> {
+    fn borrow(&self) -> &&'a [u8] {
+        &self.0
+    }
+}
+
+/// The row that an index entry belongs to.
+fn key_of(entry: &IndexEntry) -> Key {
+    match entry {
+        IndexEntry::Due(_, lane) => Key::Lane(lane.clone()),
+        IndexEntry::Pending(_, _, id) | IndexEntry::Dead(id) => Key::Outbox(id.clone()),
+    }
+}
+
+fn index_error(entry: &IndexEntry, what: &'static str) -> RedbError {
+    RedbError::Index { entry: key_of(entry).to_string(), what }
+}
+
+/// Writes a batch, if all of its guards hold. After an error nothing or a part of it may be written.
+pub(crate) fn apply(tables: &mut Opened<'_, WriteTransaction>, batch: &Batch) -> Result<Applied, RedbError> {
+    shielded(|| write_all(tables, &Known::default(), batch))
+}
+
+/// Runs a transition, as [`twobox::Tables::step`] says. The flag is raised before anything is written, and lowered when all of it is.
+pub(crate) fn step<T: Transition>(
+    tables: &mut Opened<'_, WriteTransaction>,
+    broken: &mut bool,
+    transition: &T,
+    now: Millis,
+) -> Result<Step<T::Outcome>, RunError<RedbError, T::Refusal>> {
+    let query = transition.query(now);
+    let rows = load(tables, &query).map_err(RunError::Store)?;
+    let Decision { batch, outcome } = transition.decide(now, &rows).map_err(RunError::Refused)?;
+    if batch.is_empty() {
+        return Ok(Step { outcome, wrote: false });
+    }
+    *broken = true;
+    let applied = shielded(|| write_all(tables, &Known::new(&query, &rows), &batch)).map_err(RunError::Store)?;
+    *broken = false;
+    match applied {
+        Applied::Written => Ok(Step { outcome, wrote: true }),
+        Applied::Conflict(key) => Err(RunError::Conflict(key)),
+    }
+}
+
+/// Rows that were loaded since anything was written in the transaction, so that they need not be read again.
+#[derive(Default)]
+struct Known<'a> {
+    /// Keys that were asked for, in order.
+    asked: &'a [Key],
+    /// What was found, in the order of keys.
+    found: Vec<(Key, &'a Stored)>,
+}
+
+impl<'a> Known<'a> {
+    fn new(query: &'a Query, rows: &'a Rows) -> Self {
+        let asked = if let Query::Rows(keys) = query { keys.as_slice() } else { &[] };
+        let mut found: Vec<_> = rows.as_slice().iter().map(|stored| (stored.record.key(), stored)).collect();
+        found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        Self { asked, found }
+    }
+
+    /// The row of this key, or that there is none; nothing if that is not known.
+    fn get(&self, key: &Key) -> Option<Option<&Stored>> {
+        match self.found.binary_search_by(|(found, _)| found.cmp(key)) {
+            Ok(at) => Some(Some(self.found[at].1)),
+            Err(_) => self.asked.binary_search(key).is_ok().then_some(None),
+        }
+    }
+}
+
+fn write_all(tables: &mut Opened<'_, WriteTransaction>, known: &Known<'_>, batch: &Batch) -> Result<Applied, RedbError> {
+    let mut keys = Vec::new();
+    let mut checked = Vec::with_capacity(batch.changes().len());
+    for change in batch.changes() {
+        let (key, start) = (change.key(), keys.len());
+        codec::encode_key(&key, &mut keys);
+        let read;
+        let found = match known.get(&key) {
+            Some(found) => found,
+            None => {
+                read = tables.get_bytes(key.table(), &keys[start..])?;
+                read.as_ref()
+            }
+        };
+        if !change.expect().holds(found.map(|stored| stored.revision)) {
+            return Ok(Applied::Conflict(key));
+        }
+        let old = found.and_then(|stored| stored.record.index_entry());
+        let new = match change {
+            Change::Put { record, .. } => record.index_entry(),
+            Change::Delete { .. } => None,
+        };
+        let moved = (old != new).then_some((old, new));
+        checked.push(Checked { change, table: key.table(), key: start..keys.len(), moved });
+    }
+    write(tables, &keys, &checked)?;
+    Ok(Applied::Written)
 }
 
 /// A change whose guard holds.
 struct Checked<'a> {
     change: &'a Change,
-    /// Which of the open tables.
-    table: usize,
+    table: Table,
     /// Where its key is in the buffer of keys.
     key: Range<usize>,
     /// The index entries of the row before and after, if they differ.
@@ -397,15 +455,12 @@ struct Checked<'a> {
 }
 
 /// Writes the index, then the rows.
-fn write(
-    tables: &mut [Opened<redb::Table<'_, Bytes, Bytes>>],
-    index: Option<&mut redb::Table<'_, Bytes, ()>>,
-    keys: &[u8],
-    changes: &[Checked<'_>],
-) -> Result<(), RedbError> {
+fn write(tables: &mut Opened<'_, WriteTransaction>, keys: &[u8], changes: &[Checked<'_>]) -> Result<(), RedbError> {
     let mut buffer = Vec::new();
-    if let Some(index) = index {
-        for (old, new) in changes.iter().filter_map(|checked| checked.moved.as_ref()) {
+    let mut moved = changes.iter().filter_map(|checked| checked.moved.as_ref()).peekable();
+    if moved.peek().is_some() {
+        let mut index = taken(&mut tables.index, || tables.source.table(INDEX))?;
+        for (old, new) in moved {
             if let Some(old) = old {
                 buffer.clear();
                 codec::encode_index_entry(old, &mut buffer);
@@ -419,24 +474,48 @@ fn write(
                 index.insert(buffer.as_slice(), ())?;
             }
         }
+        tables.index = index.into();
     }
-    for Checked { change, table, key, .. } in changes {
-        let (Opened { table, rows }, key) = (&mut tables[*table], &keys[key.clone()]);
-        match change {
-            Change::Put { expect, record } => {
-                encode_row(*table, key, record, expect.written(), &mut buffer);
-                rows.insert(key, buffer.as_slice())?;
-            }
-            Change::Delete { .. } => {
-                rows.remove(key)?;
+    // A batch is sorted by table first.
+    for changes in changes.chunk_by(|a, b| a.table == b.table) {
+        let table = changes[0].table;
+        let at = table as usize;
+        let mut rows = taken(&mut tables.rows[at], || tables.source.table(ROWS[at]))?;
+        for Checked { change, key, .. } in changes {
+            let key = &keys[key.clone()];
+            match change {
+                Change::Put { expect, record } => {
+                    encode_row(table, key, record, expect.written(), &mut buffer);
+                    rows.insert(key, buffer.as_slice())?;
+                }
+                Change::Delete { .. } => {
+                    rows.remove(key)?;
+                }
             }
         }
+        tables.rows[at] = rows.into();
     }
     Ok(())
+}
+
+fn taken<T>(cell: &mut OnceCell<T>, open: impl FnOnce() -> Result<T, TableError>) -> Result<T, RedbError> {
+    cell.take().map_or_else(|| Ok(open()?), Ok)
 }
 
 fn encode_row(table: Table, key: &[u8], record: &Record, revision: Revision, buffer: &mut Vec<u8>) {
     buffer.clear();
     codec::encode_value(record, revision, buffer);
     seal(table.name(), key, buffer);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_have_the_names_of_tables() {
+        for table in Table::ALL {
+            assert_eq!(ROWS[table as usize].name(), format!("{PREFIX}{table}"));
+        }
+    }
 }

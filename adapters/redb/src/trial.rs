@@ -4,13 +4,20 @@
 //! at and found good, [`Trial::accept`] does all of it in the same order, syncs included, and stands aside from then on. So a crash
 //! at any point leaves what a crash in redb's own opening would have left. The locks are real from the beginning.
 
-use std::collections::BTreeMap;
-use std::io::{self, ErrorKind};
-use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Bound;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use redb::{BackendError, StorageBackend};
+use spin::{Mutex, MutexGuard};
+
+use crate::error::{StorageFailure, beyond_the_end};
+
+type Result<T, E = StorageFailure> = core::result::Result<T, E>;
 
 const BLOCK: u64 = 4096;
 
@@ -49,14 +56,14 @@ impl<B> Clone for Trial<B> {
 }
 
 impl<B: StorageBackend> Trial<B> {
-    pub(crate) fn new(storage: B) -> io::Result<Self> {
+    pub(crate) fn new(storage: B) -> Result<Self> {
         let len = storage.len()?;
         let kept = Mutex::new(Kept { len, below: len, ..Kept::default() });
         Ok(Self(Arc::new(Inner { storage, accepted: AtomicBool::new(false), kept })))
     }
 
     /// Does what was kept back. If that fails, what is left of it is never done.
-    pub(crate) fn accept(&self) -> io::Result<()> {
+    pub(crate) fn accept(&self) -> Result<()> {
         let mut kept = self.kept();
         for change in &kept.changes {
             match change {
@@ -76,14 +83,12 @@ impl<B: StorageBackend> Trial<B> {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        // Nothing panics while it is held, and if it did, what is kept back would never be done.
-        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.kept.lock()
     }
 }
 
 impl Kept {
-    fn block<'k>(&'k mut self, storage: &impl StorageBackend, number: u64) -> io::Result<&'k mut [u8]> {
-        use std::collections::btree_map::Entry;
+    fn block<'k>(&'k mut self, storage: &impl StorageBackend, number: u64) -> Result<&'k mut [u8]> {
         match self.blocks.entry(number) {
             Entry::Occupied(there) => Ok(there.into_mut()),
             Entry::Vacant(place) => {
@@ -98,9 +103,9 @@ impl Kept {
         }
     }
 
-    fn read(&self, storage: &impl StorageBackend, offset: u64, out: &mut [u8]) -> io::Result<()> {
+    fn read(&self, storage: &impl StorageBackend, offset: u64, out: &mut [u8]) -> Result<()> {
         let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.len);
-        let end = end.ok_or_else(|| io::Error::from(ErrorKind::UnexpectedEof))?;
+        let end = end.ok_or_else(beyond_the_end)?;
         let real = self.below.clamp(offset, end) - offset;
         let (there, grown) = out.split_at_mut(real as usize);
         grown.fill(0);
@@ -118,7 +123,7 @@ impl Kept {
         Ok(())
     }
 
-    fn write(&mut self, storage: &impl StorageBackend, offset: u64, data: &[u8]) -> io::Result<()> {
+    fn write(&mut self, storage: &impl StorageBackend, offset: u64, data: &[u8]) -> Result<()> {
         let mut at = 0;
         while at < data.len() {
             let place = offset + at as u64;
@@ -146,21 +151,21 @@ impl Kept {
 }
 
 impl<B: StorageBackend> StorageBackend for Trial<B> {
-    fn len(&self) -> io::Result<u64> {
+    fn len(&self) -> Result<u64> {
         match self.through() {
             Some(storage) => storage.len(),
             None => Ok(self.kept().len),
         }
     }
 
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         match self.through() {
             Some(storage) => storage.read(offset, out),
             None => self.kept().read(&self.0.storage, offset, out),
         }
     }
 
-    fn set_len(&self, len: u64) -> io::Result<()> {
+    fn set_len(&self, len: u64) -> Result<()> {
         match self.through() {
             Some(storage) => storage.set_len(len),
             None => {
@@ -170,7 +175,7 @@ impl<B: StorageBackend> StorageBackend for Trial<B> {
         }
     }
 
-    fn sync_data(&self) -> io::Result<()> {
+    fn sync_data(&self) -> Result<()> {
         match self.through() {
             Some(storage) => storage.sync_data(),
             None => {
@@ -180,14 +185,14 @@ impl<B: StorageBackend> StorageBackend for Trial<B> {
         }
     }
 
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         match self.through() {
             Some(storage) => storage.write(offset, data),
             None => self.kept().write(&self.0.storage, offset, data),
         }
     }
 
-    fn close(&self) -> io::Result<()> {
+    fn close(&self) -> Result<()> {
         self.0.storage.close()
     }
 
@@ -221,6 +226,9 @@ mod tests {
     use proptest::prelude::*;
     use redb::backends::InMemoryBackend;
 
+    use std::io::ErrorKind;
+    use std::sync::Mutex;
+
     use super::*;
 
     fn in_memory(bytes: &[u8]) -> InMemoryBackend {
@@ -241,30 +249,30 @@ mod tests {
     struct Log(Mutex<Vec<String>>);
 
     impl Log {
-        fn add(&self, what: String) -> io::Result<()> {
+        fn add(&self, what: String) -> Result<()> {
             self.0.lock().unwrap().push(what);
             Ok(())
         }
     }
 
     impl StorageBackend for Log {
-        fn len(&self) -> io::Result<u64> {
+        fn len(&self) -> Result<u64> {
             Ok(0)
         }
 
-        fn read(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<()> {
             Err(ErrorKind::UnexpectedEof.into())
         }
 
-        fn set_len(&self, len: u64) -> io::Result<()> {
+        fn set_len(&self, len: u64) -> Result<()> {
             self.add(format!("length {len}"))
         }
 
-        fn sync_data(&self) -> io::Result<()> {
+        fn sync_data(&self) -> Result<()> {
             self.add("sync".to_string())
         }
 
-        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
             self.add(format!("write {data:?} at {offset}"))
         }
     }

@@ -12,8 +12,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use linked_list_allocator::LockedHeap;
 
-/// The size of the heap in bytes. There is no other memory to be had.
-pub(crate) const HEAP: usize = 64 * 1024;
+use crate::HEAP;
 
 /// The largest number of bytes that were in use at one time.
 pub(crate) fn peak() -> usize {

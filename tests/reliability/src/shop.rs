@@ -163,7 +163,7 @@ impl<P: Publisher> Publisher for Telling<P> {
 /// The store's, or that it comes to no end.
 pub fn relay(sender: &RedbStore, receiver: &RedbStore, clock: &Clock, mut wait: impl FnMut() -> bool) -> Result<(), Failed> {
     let inbox = Inbox::new(receiver, Consumer::new("points")?);
-    let publisher = InProcess::new(inbox, |tx: &mut Writing<RedbTransaction>, message: &Message| apply(tx, message));
+    let publisher = InProcess::new(inbox, |tx: &mut Writing<'_, RedbTransaction>, message: &Message| apply(tx, message));
     let mut settings = RelaySettings::new(Owner::new(format!("relay-{}", process::id()))?);
     (settings.window, settings.run) = (8, 4);
     let mut relay = Relay::new(sender, Telling(publisher), settings, clock.now())?;

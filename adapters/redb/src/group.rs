@@ -1,0 +1,167 @@
+//! Group commit: callers that would wait for each other share a transaction and its commit, and with it the syncs.
+//!
+//! redb writes one transaction at a time. Whoever comes meanwhile works, when its turn has come, in the same redb transaction, and the last one, behind
+//! whom nobody waits, commits for all. A caller that is alone commits at once.
+//!
+//! - Nobody is answered before everything is durable that the answer follows from: also one that wrote nothing waits for the commit, if
+//!   others wrote before it (P1, P2, P5).
+//! - redb cannot take back a part of a transaction. When somebody gives up after they have written, or panics, the whole is rolled back, and
+//!   each of the others does its work again, in a transaction of its own, where nobody can spoil it.
+
+use std::convert::Infallible;
+use std::mem;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use redb::Database;
+use twobox::{End, RunError, Transaction};
+
+use crate::RedbTransaction;
+use crate::error::RedbError;
+
+type Failure = RunError<RedbError, Infallible>;
+
+/// Those who share transactions: the callers of one store.
+#[derive(Default)]
+pub(crate) struct Group {
+    /// Whoever holds the lock has the turn. Between turns, the transaction is here as long as somebody waits for the next one.
+    turn: Mutex<Option<Open>>,
+    waiting: AtomicUsize,
+}
+
+impl Group {
+    /// Runs `work` as [`twobox::Store::transact`] says.
+    pub(crate) fn transact<R>(
+        &self,
+        database: &Database,
+        mut work: impl FnMut(&mut RedbTransaction) -> End<R>,
+    ) -> Result<R, Failure> {
+        match self.share(database, &mut work)? {
+            Some(answer) => Ok(answer),
+            None => self.alone(database, work),
+        }
+    }
+
+    /// Runs `work` with others; no answer if what it was found in is not committed.
+    fn share<R>(
+        &self,
+        database: &Database,
+        work: impl FnOnce(&mut RedbTransaction) -> End<R>,
+    ) -> Result<Option<R>, Failure> {
+        let mut turn = self.turn();
+        let mut open = match turn.take() {
+            Some(open) => open,
+            None => Open::begin(database)?,
+        };
+        // If it panics, `open` is dropped: that is to roll back, and to say so.
+        let end = work(&mut open.tx);
+        let wrote = mem::take(open.tx.wrote.get_mut());
+        let answer = match end {
+            End::Commit(_) if open.tx.broken => return Err(RunError::Unknown(RedbError::Broken)),
+            End::RollBack(answer) if wrote => return Ok((!open.shared).then_some(answer)),
+            End::Commit(answer) | End::RollBack(answer) => answer,
+        };
+        open.shared |= wrote;
+        if !open.shared {
+            return Ok(Some(answer));
+        }
+        let fate = open.promise.0.clone();
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            *turn = Some(open);
+        } else {
+            open.commit();
+        }
+        drop(turn);
+        match fate.wait() {
+            Verdict::Committed => Ok(Some(answer)),
+            Verdict::Failed(error) if wrote => Err(RunError::Unknown(error)),
+            Verdict::Failed(_) | Verdict::RolledBack => Ok(None),
+        }
+    }
+
+    /// Runs `work` in a transaction that nobody shares.
+    fn alone<R>(&self, database: &Database, mut work: impl FnMut(&mut RedbTransaction) -> End<R>) -> Result<R, Failure> {
+        let mut turn = self.turn();
+        if let Some(open) = turn.take() {
+            open.commit();
+        }
+        let mut tx = RedbTransaction::begin(database).map_err(RunError::Store)?;
+        match work(&mut tx) {
+            End::Commit(answer) if *tx.wrote.get_mut() => tx.commit().map(|()| answer).map_err(RunError::Unknown),
+            End::Commit(answer) | End::RollBack(answer) => Ok(answer),
+        }
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Option<Open>> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        // After a panic there is no open transaction, which is as it should be.
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        turn
+    }
+}
+
+/// A transaction that is shared.
+struct Open {
+    tx: RedbTransaction,
+    /// Whether somebody has written in it and waits for its end.
+    shared: bool,
+    /// Dropped after the transaction, so that it is rolled back when they are told.
+    promise: Promise,
+}
+
+impl Open {
+    fn begin(database: &Database) -> Result<Self, Failure> {
+        let tx = RedbTransaction::begin(database).map_err(RunError::Store)?;
+        Ok(Self { tx, shared: false, promise: Promise::default() })
+    }
+
+    fn commit(self) {
+        let verdict = self.tx.commit().map_or_else(Verdict::Failed, |()| Verdict::Committed);
+        self.promise.0.tell(verdict);
+    }
+}
+
+/// That those who wait are told. Unless they were, it was rolled back.
+#[derive(Default)]
+struct Promise(Arc<Fate>);
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.0.tell(Verdict::RolledBack);
+    }
+}
+
+/// What became of a transaction.
+#[derive(Clone)]
+enum Verdict {
+    Committed,
+    RolledBack,
+    /// Nobody knows whether it took.
+    Failed(RedbError),
+}
+
+/// What becomes of a transaction, for those who wait.
+#[derive(Default)]
+struct Fate {
+    verdict: Mutex<Option<Verdict>>,
+    told: Condvar,
+}
+
+impl Fate {
+    /// The first word counts.
+    fn tell(&self, verdict: Verdict) {
+        self.verdict.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(verdict);
+        self.told.notify_all();
+    }
+
+    fn wait(&self) -> Verdict {
+        let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match &*verdict {
+                Some(verdict) => return verdict.clone(),
+                None => verdict = self.told.wait(verdict).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The life of an order by hand on redb, in the tables that twobox has, with the same commits.
+
+use std::path::Path;
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+
+use crate::{CONSUMER, Contender, EVENT_TYPE, LEASE, NOW, Order, SCOPE, digest};
+
+type Bytes = &'static [u8];
+const REQUESTS: TableDefinition<'_, &str, Bytes> = TableDefinition::new("requests");
+const ORDERS: TableDefinition<'_, &str, Bytes> = TableDefinition::new("orders");
+const EVENTS: TableDefinition<'_, &str, Bytes> = TableDefinition::new("events");
+const OUTBOX: TableDefinition<'_, &str, Bytes> = TableDefinition::new("outbox");
+const LANES: TableDefinition<'_, &str, Bytes> = TableDefinition::new("lanes");
+/// Lanes by the time at which they are due, and the pending events of each lane.
+const DUE: TableDefinition<'_, (u64, &str), ()> = TableDefinition::new("due");
+const PENDING: TableDefinition<'_, (&str, u64), &str> = TableDefinition::new("pending");
+const INBOX: TableDefinition<'_, (&str, &str), &[u8; 40]> = TableDefinition::new("inbox");
+
+/// A database of one's own.
+#[derive(Debug)]
+pub struct ByHand(Database);
+
+/// What is known of a lane: the last sequence in it, the first that is not confirmed, when it is due, and its lease.
+#[derive(Default, Clone, Copy)]
+struct Lane {
+    last: u64,
+    next: u64,
+    due: u64,
+    until: u64,
+    token: u64,
+}
+
+impl Lane {
+    fn read(bytes: &[u8]) -> Self {
+        let (chunks, _) = bytes.as_chunks::<8>();
+        let [last, next, due, until, token] = [0, 1, 2, 3, 4].map(|at| u64::from_be_bytes(chunks[at]));
+        Self { last, next, due, until, token }
+    }
+
+    fn bytes(self) -> [u8; 40] {
+        let mut bytes = [0; 40];
+        let (chunks, _) = bytes.as_chunks_mut::<8>();
+        for (chunk, value) in chunks.iter_mut().zip([self.last, self.next, self.due, self.until, self.token]) {
+            *chunk = value.to_be_bytes();
+        }
+        bytes
+    }
+}
+
+/// What the outbox says of an event: its place, its state, its attempts, and its lane.
+fn outbox_row(sequence: u64, confirmed: bool, starts: u32, lane: &str) -> Vec<u8> {
+    let mut row = Vec::with_capacity(13 + lane.len());
+    row.extend_from_slice(&sequence.to_be_bytes());
+    row.push(u8::from(confirmed));
+    row.extend_from_slice(&starts.to_be_bytes());
+    row.extend_from_slice(lane.as_bytes());
+    row
+}
+
+/// An event that was leased.
+struct Leased {
+    event: String,
+    lane: String,
+    sequence: u64,
+    token: u64,
+}
+
+impl ByHand {
+    /// Confirms what was delivered and leases what is next, in one commit.
+    fn settle_and_claim(&self, delivered: &[Leased], batch: usize) -> Vec<Leased> {
+        let tx = self.0.begin_write().unwrap();
+        let mut leased = Vec::new();
+        let mut wrote = !delivered.is_empty();
+        {
+            let mut outbox = tx.open_table(OUTBOX).unwrap();
+            let mut lanes = tx.open_table(LANES).unwrap();
+            let mut due = tx.open_table(DUE).unwrap();
+            let mut pending = tx.open_table(PENDING).unwrap();
+            for Leased { event, lane: key, sequence, token } in delivered {
+                let mut lane = Lane::read(lanes.get(key.as_str()).unwrap().unwrap().value());
+                if lane.token != *token {
+                    continue;
+                }
+                let starts = starts_of(outbox.get(event.as_str()).unwrap().unwrap().value());
+                outbox.insert(event.as_str(), outbox_row(*sequence, true, starts, key).as_slice()).unwrap();
+                pending.remove((key.as_str(), *sequence)).unwrap();
+                due.remove((lane.due, key.as_str())).unwrap();
+                lane.next = sequence + 1;
+                lane.until = 0;
+                if lane.next <= lane.last {
+                    lane.due = NOW;
+                    due.insert((lane.due, key.as_str()), ()).unwrap();
+                }
+                lanes.insert(key.as_str(), lane.bytes().as_slice()).unwrap();
+            }
+            let free: Vec<(u64, String)> = due
+                .range((0, "")..=(NOW, "\u{10ffff}"))
+                .unwrap()
+                .take(batch)
+                .map(|entry| entry.map(|(key, _)| (key.value().0, key.value().1.to_string())).unwrap())
+                .collect();
+            for (at, key) in free {
+                let mut lane = Lane::read(lanes.get(key.as_str()).unwrap().unwrap().value());
+                let (sequence, event) = {
+                    let mut first = pending.range((key.as_str(), lane.next)..=(key.as_str(), u64::MAX)).unwrap();
+                    let (place, event) = first.next().unwrap().unwrap();
+                    (place.value().1, event.value().to_string())
+                };
+                due.remove((at, key.as_str())).unwrap();
+                lane.due = NOW + LEASE;
+                lane.until = NOW + LEASE;
+                lane.token += 1;
+                due.insert((lane.due, key.as_str()), ()).unwrap();
+                lanes.insert(key.as_str(), lane.bytes().as_slice()).unwrap();
+                let starts = starts_of(outbox.get(event.as_str()).unwrap().unwrap().value());
+                outbox.insert(event.as_str(), outbox_row(sequence, false, starts + 1, &key).as_slice()).unwrap();
+                leased.push(Leased { event, lane: key, sequence, token: lane.token });
+                wrote = true;
+            }
+        }
+        if wrote {
+            tx.commit().unwrap();
+        }
+        leased
+    }
+
+    /// Reads the envelopes of what was leased.
+    fn read(&self, leased: &[Leased]) -> Vec<Vec<u8>> {
+        let tx = self.0.begin_read().unwrap();
+        let events = tx.open_table(EVENTS).unwrap();
+        leased.iter().map(|leased| events.get(leased.event.as_str()).unwrap().unwrap().value().to_vec()).collect()
+    }
+
+    /// Marks each event as applied, once, in one commit.
+    fn receive(&self, leased: &[Leased], envelopes: &[Vec<u8>]) {
+        let tx = self.0.begin_write().unwrap();
+        {
+            let mut inbox = tx.open_table(INBOX).unwrap();
+            for (Leased { event, .. }, envelope) in leased.iter().zip(envelopes) {
+                let digest = digest(&[event.as_bytes(), envelope]);
+                let known = inbox.get((CONSUMER, event.as_str())).unwrap().map(|row| row.value()[..32] == digest);
+                match known {
+                    Some(same) => assert!(same),
+                    None => {
+                        let mut row = [0; 40];
+                        row[..32].copy_from_slice(&digest);
+                        row[32..].copy_from_slice(&NOW.to_be_bytes());
+                        inbox.insert((CONSUMER, event.as_str()), &row).unwrap();
+                    }
+                }
+            }
+        }
+        tx.commit().unwrap();
+    }
+}
+
+fn starts_of(row: &[u8]) -> u32 {
+    u32::from_be_bytes(*row[9..].first_chunk().unwrap())
+}
+
+impl Contender for ByHand {
+    fn create(folder: &Path) -> Self {
+        let database = Database::create(folder.join("by-hand.redb")).unwrap();
+        let tx = database.begin_write().unwrap();
+        for table in [REQUESTS, ORDERS, EVENTS, OUTBOX, LANES] {
+            tx.open_table(table).unwrap();
+        }
+        tx.open_table(DUE).unwrap();
+        tx.open_table(PENDING).unwrap();
+        tx.open_table(INBOX).unwrap();
+        tx.commit().unwrap();
+        Self(database)
+    }
+
+    fn place(&self, orders: &[Order]) {
+        let tx = self.0.begin_write().unwrap();
+        {
+            let mut requests = tx.open_table(REQUESTS).unwrap();
+            let mut table = tx.open_table(ORDERS).unwrap();
+            let mut events = tx.open_table(EVENTS).unwrap();
+            let mut outbox = tx.open_table(OUTBOX).unwrap();
+            let mut lanes = tx.open_table(LANES).unwrap();
+            let mut due = tx.open_table(DUE).unwrap();
+            let mut pending = tx.open_table(PENDING).unwrap();
+            for order in orders {
+                let (id, fingerprint) = (order.id(), digest(&[&order.body]));
+                let request = format!("{SCOPE}\0{}", order.request());
+                // The fingerprint, and what came of it.
+                let mut bound = fingerprint.to_vec();
+                bound.extend_from_slice(id.as_bytes());
+                let known = requests.get(request.as_str()).unwrap().map(|row| row.value() == bound);
+                if let Some(same) = known {
+                    assert!(same);
+                    continue;
+                }
+                requests.insert(request.as_str(), bound.as_slice()).unwrap();
+                let event = format!("{id}/1");
+                assert!(table.insert(id.as_str(), order.body.as_slice()).unwrap().is_none());
+                let mut envelope = Vec::with_capacity(64 + order.body.len());
+                for part in [id.as_bytes(), EVENT_TYPE.as_bytes(), &NOW.to_be_bytes(), &order.body] {
+                    envelope.extend_from_slice(&(part.len() as u32).to_be_bytes());
+                    envelope.extend_from_slice(part);
+                }
+                assert!(events.insert(event.as_str(), envelope.as_slice()).unwrap().is_none());
+                let there = lanes.get(id.as_str()).unwrap().map(|row| Lane::read(row.value()));
+                let mut lane = there.unwrap_or_default();
+                lane.last += 1;
+                if lane.next == 0 || lane.next == lane.last {
+                    lane.next = lane.last;
+                    lane.due = NOW;
+                    due.insert((NOW, id.as_str()), ()).unwrap();
+                }
+                lanes.insert(id.as_str(), lane.bytes().as_slice()).unwrap();
+                pending.insert((id.as_str(), lane.last), event.as_str()).unwrap();
+                outbox.insert(event.as_str(), outbox_row(lane.last, false, 0, &id).as_slice()).unwrap();
+            }
+        }
+        tx.commit().unwrap();
+    }
+
+    fn drain(&self, batch: usize) -> u64 {
+        let (mut delivered, mut count) = (Vec::new(), 0);
+        loop {
+            delivered = self.settle_and_claim(&delivered, batch);
+            if delivered.is_empty() {
+                return count;
+            }
+            let envelopes = self.read(&delivered);
+            self.receive(&delivered, &envelopes);
+            count += delivered.len() as u64;
+        }
+    }
+}
