@@ -43,11 +43,7 @@ impl Group {
     }
 
     /// Runs `work` with others; no answer if what it was found in is not committed.
-    fn share<R>(
-        &self,
-        database: &Database,
-        work: impl FnOnce(&mut RedbTransaction) -> End<R>,
-    ) -> Result<Option<R>, Failure> {
+    fn share<R>(&self, database: &Database, work: impl FnOnce(&mut RedbTransaction) -> End<R>) -> Result<Option<R>, Failure> {
         let mut turn = self.turn();
         let mut open = match turn.take() {
             Some(open) => open,
@@ -165,3 +161,6 @@ impl Fate {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,11 +91,7 @@ use self_cell::self_cell;
 use spin::Mutex;
 use twobox::{Applied, Batch, Load, Millis, Query, Reader, Rows, RunError, Step, Store, Tables, Transaction, Transition};
 #[cfg(feature = "std")]
-use {
-    core::convert::Infallible,
-    redb::ReadOnlyDatabase,
-    twobox::End,
-};
+use {core::convert::Infallible, redb::ReadOnlyDatabase, twobox::End};
 
 pub use error::RedbError;
 pub use open::RedbOptions;
@@ -421,12 +417,7 @@ fn apply(tables: &mut Opened<'_, WriteTransaction>, batch: &Batch, broken: &mut 
 type Stepped<T> = Result<Step<<T as Transition>::Outcome>, RunError<RedbError, <T as Transition>::Refusal>>;
 
 /// Runs a transition, and none once a batch has failed.
-fn step<T: Transition>(
-    tables: &mut Opened<'_, WriteTransaction>,
-    transition: &T,
-    now: Millis,
-    broken: &mut bool,
-) -> Stepped<T> {
+fn step<T: Transition>(tables: &mut Opened<'_, WriteTransaction>, transition: &T, now: Millis, broken: &mut bool) -> Stepped<T> {
     if *broken {
         return Err(RunError::Store(RedbError::Broken));
     }

@@ -19,8 +19,8 @@ use redb::{MultimapTableHandle, ReadableTableMetadata as _};
 use redb::{ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError, TableHandle, Value, WriteTransaction};
 use twobox::codec::{self, IndexPart};
 use twobox::{
-    Applied, Batch, Change, Decision, FORMAT_VERSION, IndexEntry, Key, Millis, OrderingKey, Query, Record, Revision, Rows, RunError,
-    Step, Stored, Table, Transition,
+    Applied, Batch, Change, Decision, FORMAT_VERSION, IndexEntry, Key, Millis, OrderingKey, Query, Record, Revision, Rows,
+    RunError, Step, Stored, Table, Transition,
 };
 
 use crate::error::{RedbError, shielded};
