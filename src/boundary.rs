@@ -37,6 +37,13 @@ pub trait Transition {
     ///
     /// The refusal, if the rules do not allow the operation.
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Self::Outcome>, Self::Refusal>;
+
+    /// Whether a crash may undo it, after its commit, without breaking a promise: it is then done again. So a claim whose lease is gone, or a
+    /// settlement, after which the event is delivered once more (P3) and the inbox absorbs it (P5). A store may be told not to make
+    /// such a commit durable at once. `false` if not said otherwise.
+    fn may_be_lost(&self) -> bool {
+        false
+    }
 }
 
 impl<T: Transition + ?Sized> Transition for &T {
@@ -49,6 +56,10 @@ impl<T: Transition + ?Sized> Transition for &T {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<T::Outcome>, T::Refusal> {
         (**self).decide(now, rows)
+    }
+
+    fn may_be_lost(&self) -> bool {
+        (**self).may_be_lost()
     }
 }
 

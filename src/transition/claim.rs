@@ -102,6 +102,10 @@ impl Transition for Claim<'_> {
     type Outcome = Claimed;
     type Refusal = core::convert::Infallible;
 
+    fn may_be_lost(&self) -> bool {
+        true
+    }
+
     fn query(&self, now: Millis) -> Query {
         Query::Due { now, lanes: self.limit, run: self.seen(), events: self.limit.max(self.seen()) }
     }

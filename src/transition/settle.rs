@@ -92,6 +92,10 @@ impl Transition for Settle<'_> {
     type Outcome = Settled;
     type Refusal = core::convert::Infallible;
 
+    fn may_be_lost(&self) -> bool {
+        true
+    }
+
     fn query(&self, _now: Millis) -> Query {
         Query::Lanes(by_lane(self.results.iter().map(|result| {
             let named = result.confirmed.len() + usize::from(result.ended.is_some());
@@ -255,6 +259,10 @@ pub struct Renewed {
 impl Transition for Renew {
     type Outcome = Renewed;
     type Refusal = core::convert::Infallible;
+
+    fn may_be_lost(&self) -> bool {
+        true
+    }
 
     fn query(&self, _now: Millis) -> Query {
         Query::Lanes(by_lane(self.leases.iter().map(|lease| (lease, 0))))

@@ -13,13 +13,13 @@ use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use redb::Database;
 use twobox::{End, RunError, Transaction};
 
 use crate::RedbTransaction;
 use crate::error::RedbError;
 
 type Failure = RunError<RedbError, Infallible>;
+type Begun = Result<RedbTransaction, RedbError>;
 
 /// Those who share transactions: the callers of one store.
 #[derive(Default)]
@@ -33,21 +33,25 @@ impl Group {
     /// Runs `work` as [`twobox::Store::transact`] says.
     pub(crate) fn transact<R>(
         &self,
-        database: &Database,
+        begin: &impl Fn() -> Begun,
         mut work: impl FnMut(&mut RedbTransaction) -> End<R>,
     ) -> Result<R, Failure> {
-        match self.share(database, &mut work)? {
+        match self.share(begin, &mut work)? {
             Some(answer) => Ok(answer),
-            None => self.alone(database, work),
+            None => self.alone(begin, work),
         }
     }
 
     /// Runs `work` with others; no answer if what it was found in is not committed.
-    fn share<R>(&self, database: &Database, work: impl FnOnce(&mut RedbTransaction) -> End<R>) -> Result<Option<R>, Failure> {
+    fn share<R>(
+        &self,
+        begin: &impl Fn() -> Begun,
+        work: impl FnOnce(&mut RedbTransaction) -> End<R>,
+    ) -> Result<Option<R>, Failure> {
         let mut turn = self.turn();
         let mut open = match turn.take() {
             Some(open) => open,
-            None => Open::begin(database)?,
+            None => Open::begin(begin)?,
         };
         // If it panics, `open` is dropped: that is to roll back, and to say so.
         let end = work(&mut open.tx);
@@ -76,12 +80,12 @@ impl Group {
     }
 
     /// Runs `work` in a transaction that nobody shares.
-    fn alone<R>(&self, database: &Database, mut work: impl FnMut(&mut RedbTransaction) -> End<R>) -> Result<R, Failure> {
+    fn alone<R>(&self, begin: &impl Fn() -> Begun, mut work: impl FnMut(&mut RedbTransaction) -> End<R>) -> Result<R, Failure> {
         let mut turn = self.turn();
         if let Some(open) = turn.take() {
             open.commit();
         }
-        let mut tx = RedbTransaction::begin(database).map_err(RunError::Store)?;
+        let mut tx = begin().map_err(RunError::Store)?;
         match work(&mut tx) {
             End::Commit(answer) if *tx.wrote.get_mut() => tx.commit().map(|()| answer).map_err(RunError::Unknown),
             End::Commit(answer) | End::RollBack(answer) => Ok(answer),
@@ -107,8 +111,8 @@ struct Open {
 }
 
 impl Open {
-    fn begin(database: &Database) -> Result<Self, Failure> {
-        let tx = RedbTransaction::begin(database).map_err(RunError::Store)?;
+    fn begin(begin: impl Fn() -> Begun) -> Result<Self, Failure> {
+        let tx = begin().map_err(RunError::Store)?;
         Ok(Self { tx, shared: false, promise: Promise::default() })
     }
 

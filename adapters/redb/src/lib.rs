@@ -1,6 +1,6 @@
 //! twobox on [redb]: outbox and inbox in an embedded database file, the user's own tables in the same commits.
 //!
-//! Each commit is durable when it returns, and atomic (P2, P5): the rows of twobox and the user's, or none of them. One
+//! Each commit is durable when it returns (but see [`RedbStore::sync_deliveries`]), and atomic (P2, P5): the rows of twobox and the user's, or none of them. One
 //! transaction writes at a time, so guards never fail here, except in a transaction of the user's that read before.
 //! To begin a transaction waits for the one that is open; on the same thread that is for ever, as with any lock.
 //!
@@ -86,7 +86,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 #[cfg(feature = "std")]
 use std::path::Path;
 
-use redb::{Database, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction};
+use redb::{Database, Durability, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction};
 use self_cell::self_cell;
 use spin::Mutex;
 use twobox::{Applied, Batch, Load, Millis, Query, Reader, Rows, RunError, Step, Store, Tables, Transaction, Transition};
@@ -105,6 +105,7 @@ use tables::Opened;
 #[derive(Debug)]
 pub struct RedbStore {
     database: Arc<Database>,
+    syncs_deliveries: bool,
     #[cfg(feature = "std")]
     group: Group,
 }
@@ -184,9 +185,21 @@ impl RedbStore {
     pub(crate) fn over(database: Arc<Database>) -> Self {
         Self {
             database,
+            syncs_deliveries: true,
             #[cfg(feature = "std")]
             group: Group::default(),
         }
+    }
+
+    /// Whether a relay's own commits are made durable at once: claims, renewals and settlements alone. Yes, if not said otherwise.
+    ///
+    /// If not, they cost no sync, and become durable with the next other commit, or when the store is closed. When the power fails before, events that
+    /// were confirmed are delivered again, and what was counted as a failure is not; as at any time, a consumer's inbox absorbs that (P3, P5).
+    /// Everything else is durable when it returns, as ever. A store that is [shared](RedbOptions::shared) makes every commit durable.
+    #[must_use]
+    pub fn sync_deliveries(mut self, sync: bool) -> Self {
+        self.syncs_deliveries = sync;
+        self
     }
 
     /// The database, for the user's own tables, and for all that redb can do with it.
@@ -221,13 +234,13 @@ impl Store for RedbStore {
     type Tx<'a> = RedbTransaction;
 
     fn begin(&self) -> Result<RedbTransaction, RedbError> {
-        RedbTransaction::begin(&self.database)
+        RedbTransaction::begin(&self.database, self.syncs_deliveries)
     }
 
     #[cfg(feature = "std")]
     /// With the others that come at the same time; a transaction of [`Store::begin`] is shared with nobody.
     fn transact<R>(&self, work: impl FnMut(&mut RedbTransaction) -> End<R>) -> Result<R, RunError<RedbError, Infallible>> {
-        self.group.transact(&self.database, work)
+        self.group.transact(&|| self.begin(), work)
     }
 }
 
@@ -303,6 +316,8 @@ pub struct RedbTransaction {
     broken: bool,
     /// Whether something may have been written.
     wrote: AtomicBool,
+    /// Whether the commit must be durable.
+    durable: AtomicBool,
 }
 
 self_cell! {
@@ -317,9 +332,9 @@ self_cell! {
 type KeptTables<'t> = Mutex<Opened<'t, WriteTransaction>>;
 
 impl RedbTransaction {
-    fn begin(database: &Database) -> Result<Self, RedbError> {
+    fn begin(database: &Database, durable: bool) -> Result<Self, RedbError> {
         let tables = Kept::new(database.begin_write()?, |tx| Mutex::new(Opened::new(tx)));
-        Ok(Self { tables, broken: false, wrote: AtomicBool::new(false) })
+        Ok(Self { tables, broken: false, wrote: AtomicBool::new(false), durable: AtomicBool::new(durable) })
     }
 
     /// The transaction, for the user's own tables: they are written in the same commit. Tables whose names begin with
@@ -327,6 +342,7 @@ impl RedbTransaction {
     #[must_use]
     pub fn redb(&self) -> &WriteTransaction {
         self.wrote.store(true, Ordering::Relaxed);
+        self.durable.store(true, Ordering::Relaxed);
         // redb opens a table once at a time, and now it is the user's turn.
         self.tables.with_dependent(|tx, tables| *tables.lock() = Opened::new(tx));
         self.tables.borrow_owner()
@@ -349,6 +365,7 @@ impl Load for RedbTransaction {
 impl Tables for RedbTransaction {
     fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
         *self.wrote.get_mut() = true;
+        *self.durable.get_mut() = true;
         self.with_tables(|tables, broken| apply(tables, batch, broken))
     }
 
@@ -356,6 +373,7 @@ impl Tables for RedbTransaction {
         let stepped = self.with_tables(|tables, broken| step(tables, transition, now, broken));
         if self.broken || stepped.as_ref().is_ok_and(|step| step.wrote) {
             *self.wrote.get_mut() = true;
+            *self.durable.get_mut() |= !transition.may_be_lost();
         }
         stepped
     }
@@ -364,7 +382,15 @@ impl Tables for RedbTransaction {
 impl Transaction for RedbTransaction {
     /// Commits. After [`RedbError::Broken`] nothing was committed, after any other error the store must be opened again to find out.
     fn commit(self) -> Result<(), RedbError> {
-        if self.broken { Err(RedbError::Broken) } else { shielded(|| Ok(self.tables.into_owner().commit()?)) }
+        if self.broken {
+            return Err(RedbError::Broken);
+        }
+        let mut tx = self.tables.into_owner();
+        if !self.durable.into_inner() {
+            // Refused where processes share the database; then the commit is durable.
+            let _shared = tx.set_durability(Durability::None);
+        }
+        shielded(|| Ok(tx.commit()?))
     }
 }
 

@@ -1,13 +1,12 @@
 //! Callers who share a commit, whatever becomes of one of them. That they share it is certain: the first keeps its turn until all
 //! others wait for theirs.
 
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use redb::{ReadableDatabase, ReadableTableMetadata, StorageBackend, TableDefinition, backends::InMemoryBackend};
+use redb::{ReadableDatabase, ReadableTableMetadata, TableDefinition};
 use twobox::{
     Body, CommitOrder, CommitRefused, Committed, Draft, Dump, Fingerprint, Millis, OrderId, Reader, Register, Registered,
     Request, RunError, Store, Table,
@@ -15,45 +14,13 @@ use twobox::{
 
 use crate::{RedbError, RedbStore};
 
+use counted::Counted;
+
+#[path = "../../tests/store/counted.rs"]
+mod counted;
+
 const NOW: Millis = Millis::new(1_000);
 const MINE: TableDefinition<'_, u64, u64> = TableDefinition::new("mine");
-
-/// A storage in memory that counts syncs, and fails to sync when it is told to.
-#[derive(Debug, Clone, Default)]
-struct Counted(Arc<(InMemoryBackend, AtomicUsize, AtomicBool)>);
-
-impl Counted {
-    fn syncs(&self) -> usize {
-        self.0.1.load(Ordering::SeqCst)
-    }
-
-    fn fail(&self) {
-        self.0.2.store(true, Ordering::SeqCst);
-    }
-}
-
-impl StorageBackend for Counted {
-    fn len(&self) -> io::Result<u64> {
-        self.0.0.len()
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.0.0.read(offset, out)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.0.set_len(len)
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.0.1.fetch_add(1, Ordering::SeqCst);
-        if self.0.2.load(Ordering::SeqCst) { Err(io::Error::other("the disk is gone")) } else { Ok(()) }
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.0.write(offset, data)
-    }
-}
 
 fn store() -> (Counted, RedbStore) {
     let storage = Counted::default();
@@ -80,36 +47,37 @@ type Work<'w, R> = Box<dyn FnOnce() -> R + Send + 'w>;
 /// Lets all do their work in one transaction, one after the other as given, after a first one that holds it open until all wait.
 /// Says what came of each, and how many syncs there were.
 fn together<R: Send>(store: &RedbStore, storage: &Counted, work: Vec<Work<'_, R>>) -> (Vec<thread::Result<R>>, usize) {
-    let before = storage.syncs();
-    let results = thread::scope(|scope| {
-        let first = AtomicBool::new(true);
-        let mut threads = Vec::new();
-        let count = work.len();
-        let mut work = work.into_iter();
-        let started = store.write(NOW, |tx| {
-            // It may run again, when another one has spoilt the transaction.
-            if first.swap(false, Ordering::SeqCst) {
-                for waiting in 1..=count {
-                    let work = work.next().unwrap();
-                    threads.push(scope.spawn(|| catch_unwind(AssertUnwindSafe(work))));
-                    while store.group.waiting.load(Ordering::SeqCst) < waiting {
-                        thread::yield_now();
+    let ((started, results), counts) = storage.of(|| {
+        thread::scope(|scope| {
+            let first = AtomicBool::new(true);
+            let mut threads = Vec::new();
+            let count = work.len();
+            let mut work = work.into_iter();
+            let started = store.write(NOW, |tx| {
+                // It may run again, when another one has spoilt the transaction.
+                if first.swap(false, Ordering::SeqCst) {
+                    for waiting in 1..=count {
+                        let work = work.next().unwrap();
+                        threads.push(scope.spawn(|| catch_unwind(AssertUnwindSafe(work))));
+                        while store.group.waiting.load(Ordering::SeqCst) < waiting {
+                            thread::yield_now();
+                        }
                     }
                 }
-            }
-            tx.redb().open_table(MINE).map_err(RedbError::from)?.insert(0, 0).map_err(RedbError::from)?;
-            Ok::<_, RedbError>(())
-        });
-        let results = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        (started, results)
+                tx.redb().open_table(MINE).map_err(RedbError::from)?.insert(0, 0).map_err(RedbError::from)?;
+                Ok::<_, RedbError>(())
+            });
+            let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            (started, results)
+        })
     });
     // Whatever the others did, the first one has its row, or was told that the commit failed.
-    match results.0 {
+    match started {
         Ok(()) => assert_eq!(store.database().begin_read().unwrap().open_table(MINE).unwrap().len().unwrap(), 1),
-        Err(RunError::Unknown(_)) => assert!(storage.0.2.load(Ordering::SeqCst)),
+        Err(RunError::Unknown(_)) => assert!(storage.fails()),
         Err(error) => panic!("{error}"),
     }
-    (results.1, storage.syncs() - before)
+    (results, counts.syncs)
 }
 
 fn placing<'w>(store: &'w RedbStore, n: usize, item: &'static str) -> Work<'w, Placing> {
@@ -143,13 +111,14 @@ fn callers_that_come_at_once_share_a_commit() {
 #[test]
 fn a_lone_caller_waits_for_nobody() {
     let (storage, store) = store();
-    let before = storage.syncs();
-    assert!(!place(&store, 1, "notebook").unwrap().repeated);
-    assert_eq!(storage.syncs() - before, 1);
-    assert!(place(&store, 1, "notebook").unwrap().repeated);
-    assert!(matches!(place(&store, 1, "pen"), Err(RunError::Refused(CommitRefused::ParametersDiffer(_)))));
-    store.write(NOW, |_| Ok::<_, ()>(())).unwrap();
-    assert_eq!(storage.syncs() - before, 1);
+    let (placed, counts) = storage.of(|| place(&store, 1, "notebook"));
+    assert_eq!((placed.unwrap().repeated, counts.syncs), (false, 1));
+    let ((), counts) = storage.of(|| {
+        assert!(place(&store, 1, "notebook").unwrap().repeated);
+        assert!(matches!(place(&store, 1, "pen"), Err(RunError::Refused(CommitRefused::ParametersDiffer(_)))));
+        store.write(NOW, |_| Ok::<_, ()>(())).unwrap();
+    });
+    assert_eq!(counts.syncs, 0);
 }
 
 /// P1: a retry that meets its first try in the same commit is answered as ever, and a misuse refused. Neither is a reason to commit again.

@@ -108,7 +108,7 @@ impl StorageBackend for Disk {
     }
 }
 
-pub(crate) fn at(millis: u64) -> Millis {
+pub(crate) const fn at(millis: u64) -> Millis {
     Millis::new(millis)
 }
 

@@ -5,6 +5,11 @@ mod answers;
 #[cfg(test)]
 mod common;
 #[cfg(test)]
+mod cost;
+#[cfg(test)]
+#[allow(dead_code, reason = "the unit tests of shared commits use it too")]
+mod counted;
+#[cfg(test)]
 mod damage;
 #[cfg(test)]
 mod files;
