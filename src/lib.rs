@@ -34,7 +34,7 @@ pub use policy::{DeliveryPolicy, WhenDead};
 pub use render::Dump;
 pub use retention::Retention;
 pub use stats::{Counts, Stats};
-pub use store::{Applied, End, Load, Reader, RunError, Step, Store, Tables, Transaction, Writing};
+pub use store::{Applied, End, Load, Reader, RunError, Step, Stepped, Store, Tables, Transaction, Writing};
 pub use table::{
     CallRow, CallState, DeliveryState, FORMAT_VERSION, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow,
     OutboxRow, Placed, PositionRow, Record, RequestRow, Revision, Stored, Table,

@@ -68,7 +68,7 @@ pub trait Tables: Load {
     /// # Errors
     ///
     /// As [`Tables::run`].
-    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Result<Step<T::Outcome>, RunError<Self::Error, T::Refusal>> {
+    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, Self::Error> {
         let rows = self.load(&transition.query(now)).map_err(RunError::Store)?;
         let Decision { batch, outcome } = transition.decide(now, &rows).map_err(RunError::Refused)?;
         if batch.is_empty() {
@@ -80,6 +80,9 @@ pub trait Tables: Load {
         }
     }
 }
+
+/// What [`Tables::step`] returns.
+pub type Stepped<T, E> = Result<Step<<T as Transition>::Outcome>, RunError<E, <T as Transition>::Refusal>>;
 
 /// A transition that came to its end in a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]

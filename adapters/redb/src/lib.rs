@@ -89,7 +89,7 @@ use std::path::Path;
 use redb::{Database, Durability, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction};
 use self_cell::self_cell;
 use spin::Mutex;
-use twobox::{Applied, Batch, Load, Millis, Query, Reader, Rows, RunError, Step, Store, Tables, Transaction, Transition};
+use twobox::{Applied, Batch, Load, Millis, Query, Reader, Rows, RunError, Stepped, Store, Tables, Transaction, Transition};
 #[cfg(feature = "std")]
 use {core::convert::Infallible, redb::ReadOnlyDatabase, twobox::End};
 
@@ -369,7 +369,7 @@ impl Tables for RedbTransaction {
         self.with_tables(|tables, broken| apply(tables, batch, broken))
     }
 
-    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T> {
+    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, RedbError> {
         let stepped = self.with_tables(|tables, broken| step(tables, transition, now, broken));
         if self.broken || stepped.as_ref().is_ok_and(|step| step.wrote) {
             *self.wrote.get_mut() = true;
@@ -425,7 +425,7 @@ impl Tables for Lent<'_> {
         apply(&mut Opened::new(self.tx), batch, &mut self.broken)
     }
 
-    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T> {
+    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, RedbError> {
         step(&mut Opened::new(self.tx), transition, now, &mut self.broken)
     }
 }
@@ -440,10 +440,13 @@ fn apply(tables: &mut Opened<'_, WriteTransaction>, batch: &Batch, broken: &mut 
     applied
 }
 
-type Stepped<T> = Result<Step<<T as Transition>::Outcome>, RunError<RedbError, <T as Transition>::Refusal>>;
-
 /// Runs a transition, and none once a batch has failed.
-fn step<T: Transition>(tables: &mut Opened<'_, WriteTransaction>, transition: &T, now: Millis, broken: &mut bool) -> Stepped<T> {
+fn step<T: Transition>(
+    tables: &mut Opened<'_, WriteTransaction>,
+    transition: &T,
+    now: Millis,
+    broken: &mut bool,
+) -> Stepped<T, RedbError> {
     if *broken {
         return Err(RunError::Store(RedbError::Broken));
     }

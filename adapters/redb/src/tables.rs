@@ -20,7 +20,7 @@ use redb::{ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, Table
 use twobox::codec::{self, IndexPart};
 use twobox::{
     Applied, Batch, Change, Decision, FORMAT_VERSION, IndexEntry, Key, Millis, OrderingKey, Query, Record, Revision, Rows,
-    RunError, Step, Stored, Table, Transition,
+    RunError, Step, Stepped, Stored, Table, Transition,
 };
 
 use crate::error::{RedbError, shielded};
@@ -373,7 +373,7 @@ pub(crate) fn step<T: Transition>(
     broken: &mut bool,
     transition: &T,
     now: Millis,
-) -> Result<Step<T::Outcome>, RunError<RedbError, T::Refusal>> {
+) -> Stepped<T, RedbError> {
     let query = transition.query(now);
     let rows = load(tables, &query).map_err(RunError::Store)?;
     let Decision { batch, outcome } = transition.decide(now, &rows).map_err(RunError::Refused)?;

@@ -165,9 +165,11 @@ fn waiting(events: usize) -> Vec<Record> {
     rows.chain([Record::Lane(key.clone(), lane)]).collect()
 }
 
+type FillWith<'a> = &'a dyn Fn(&RedbStore);
+
 /// What each step asks of the disk, for so many orders. With a cache of no bytes every visit of a page is a read; with redb's default, a page is
 /// written once a commit.
-fn steps(orders: usize, cache: Option<usize>, fill_with: &dyn Fn(&RedbStore)) -> Vec<(&'static str, Counts)> {
+fn steps(orders: usize, cache: Option<usize>, fill_with: FillWith<'_>) -> Vec<(&'static str, Counts)> {
     let storage = Counted::default();
     let store = RedbStore::with_database(Builder::new().create_with_backend(storage.clone()).unwrap()).unwrap();
     fill_with(&store);
@@ -229,7 +231,7 @@ fn cost_does_not_grow(orders: usize, stuck: usize) {
     // Visits of pages, for a single order; and bytes written, for a single one and for many.
     for (count, cache) in [(1, Some(0)), (1, None), (64, None)] {
         let base = steps(count, cache, &|store| fill_done(store, 1_000));
-        let grown: [(&str, &dyn Fn(&RedbStore)); 2] = [
+        let grown: [(&str, FillWith<'_>); 2] = [
             ("delivered", &|store| fill_done(store, orders)),
             ("waiting", &|store| {
                 fill_done(store, 1_000);
