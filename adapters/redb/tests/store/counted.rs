@@ -42,6 +42,16 @@ impl Counted {
         (result, Counts { syncs: syncs - growths, read, written })
     }
 
+    /// Another storage with the same bytes.
+    pub(crate) fn copy(&self) -> Self {
+        let copy = Self::default();
+        let mut bytes = vec![0; usize::try_from(self.0.storage.len().unwrap()).unwrap()];
+        self.0.storage.read(0, &mut bytes).unwrap();
+        copy.0.storage.set_len(bytes.len() as u64).unwrap();
+        copy.0.storage.write(0, &bytes).unwrap();
+        copy
+    }
+
     /// From now on.
     pub(crate) fn fail(&self) {
         self.0.fails.store(true, Ordering::SeqCst);
