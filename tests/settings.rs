@@ -14,6 +14,7 @@ use twobox::{
     Reason, Receipt, Request, Retention, Store, WhenDead,
 };
 use twobox_memory::MemoryStore;
+use twobox_redb::{RedbOptions, RedbStore};
 
 /// The rows of the page by section and setting: default, unit, consequence.
 fn page() -> BTreeMap<(String, String), (String, String, String)> {
@@ -58,6 +59,8 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         WhenDead::Block => "Block",
         WhenDead::Continue => "Continue",
     };
+    let options = format!("{:?}", RedbOptions::new());
+    let redb = format!("{:?}", RedbStore::create_on(redb::backends::InMemoryBackend::new()).unwrap());
     let rows = [
         ("DeliveryPolicy", "backoff_base", ms(backoff_base)),
         ("DeliveryPolicy", "backoff_cap", ms(backoff_cap)),
@@ -77,6 +80,10 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         ("Retention", "positions", maybe(positions)),
         ("Inbox", "max_failures", number(failures_of_an_inbox(), "times")),
         ("Inbox", "in_order", number(an_inbox_waits(), "rule")),
+        ("RedbStore", "cache_bytes", number(said_by(&options, "cache_bytes"), "bytes")),
+        ("RedbStore", "verify_on_open", number(said_by(&options, "verify"), "rule")),
+        ("RedbStore", "shared", number(said_by(&options, "shared"), "rule")),
+        ("RedbStore", "sync_deliveries", number(said_by(&redb, "syncs_deliveries"), "rule")),
         ("limits", "CommitOrder::MAX_EVENTS", number(CommitOrder::MAX_EVENTS, "events")),
         ("limits", "Claim::MAX", number(Claim::MAX, "events")),
         ("limits", "Body::MAX", number(Body::MAX, "bytes")),
@@ -87,6 +94,12 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         ("limits", "CONFLICT_TRIES", number(twobox::store::CONFLICT_TRIES, "times")),
     ];
     rows.into_iter().map(|(section, name, row)| ((section.to_string(), name.to_string()), row)).collect()
+}
+
+/// The value of a field, as `Debug` shows it.
+fn said_by(debug: &str, field: &str) -> String {
+    let (_, value) = debug.split_once(&format!("{field}: ")).unwrap();
+    value.split([',', ' ', '}']).next().unwrap().to_string()
 }
 
 /// The second event of a key, whose first one has not arrived.
