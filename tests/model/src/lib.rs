@@ -17,11 +17,13 @@
 
 mod bug;
 mod judge;
+mod machine;
 mod scope;
 mod step;
 mod world;
 
 pub use bug::Bug;
+pub use machine::{Commit, Driven, Input};
 pub use scope::{CONSUMERS, Params, Scope};
 pub use step::{Answer, Step};
 pub use world::{Copy, Ghost, Held, Promise, World};
