@@ -231,7 +231,14 @@ impl World {
     }
 
     /// Runs a transition: it decides over what it read in `view`, and the batch is applied to what is there now.
-    pub(crate) fn run<T: Transition>(&mut self, scope: &Scope, step: &Step, view: &State, token: Option<u64>, transition: &T) -> Ran<T> {
+    pub(crate) fn run<T: Transition>(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        view: &State,
+        token: Option<u64>,
+        transition: &T,
+    ) -> Ran<T> {
         let at = if scope.bug == Some(Bug::IgnoreLease) { Millis::MAX } else { self.time() };
         let Ok(rows) = view.clone().load(&transition.query(at));
         let rows = match scope.bug {
@@ -583,7 +590,9 @@ impl Step {
             | Self::Redrive { .. }
             | Self::Discard { .. }
             | Self::Purge(_) => true,
-            Self::Publish { .. } | Self::Crash { .. } | Self::Machine { .. } | Self::Tick | Self::StepBack | Self::Rival(..) => false,
+            Self::Publish { .. } | Self::Crash { .. } | Self::Machine { .. } | Self::Tick | Self::StepBack | Self::Rival(..) => {
+                false
+            }
         }
     }
 }

@@ -157,11 +157,12 @@ large! {
     large_in_order_continue: in_order(WhenDead::Continue, 2, 2);
     large_retention: retention(7, 1);
     large_rivals: rivals(1, 1);
-    large_machine_two_keys: machines(1, &[0, 1], 1, 2);
-    large_machine_one_key: machines(1, &[0, 2], 1, 2);
-    large_machine_two_faults: machines(1, &[0], 2, 3);
-    large_two_machines_one_fault: machines(2, &[0], 1, 1);
-    large_two_machines_two_events: machines(2, &[0, 2], 0, 2);
+    large_machine_two_keys: machines(1, &[0, 1], 1, 1);
+    large_machine_one_key: machines(1, &[0, 2], 1, 1);
+    large_machine_two_faults: machines(1, &[0], 2, 2);
+    large_two_machines: machines(2, &[0], 0, 3);
+    large_two_machines_two_events: machines(2, &[0, 2], 0, 1);
+    large_two_machines_one_fault: machines(2, &[0], 1, 2);
 }
 
 /// With the bug, the checker finds that this promise is broken, and finds it as the first one.
