@@ -278,6 +278,8 @@ impl World {
         if scope.machines == 0 {
             return self.drains_anew(scope);
         }
+        // A bug may have left its traces, and does no more harm.
+        let scope = &Scope { bug: None, ..scope.clone() };
         self.machines_drain(scope).is_some_and(|world| world.drains_anew(scope))
     }
 

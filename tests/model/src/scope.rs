@@ -98,10 +98,11 @@ impl Scope {
         }
     }
 
-    /// How many steps relays may need to bring everything to its end.
+    /// How many steps relays may need to bring everything to its end: for each event and each relay, and once more to find out that there
+    /// is nothing left, a transaction, a publish and a wait, and all of that again after what is dead was redriven.
     #[must_use]
     pub const fn drain_bound(&self) -> usize {
-        100
+        2 * 3 * (self.events.len() + self.machines as usize + 1)
     }
 
     pub(crate) fn request(request: u8, params: Params) -> Request {
