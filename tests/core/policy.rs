@@ -1,10 +1,9 @@
-//! Settings: the backoff (F13) doubles, is capped, and has jitter that is the same in every run; what does not go together is refused at
-//! its limit and not before (P7).
+//! The backoff (F13): it doubles, is capped, and has jitter that is the same in every run.
 
 use core::time::Duration;
 
 use proptest::prelude::*;
-use twobox::{DeliveryPolicy, EventId, Invalid, Millis, Retention};
+use twobox::{DeliveryPolicy, EventId, Millis};
 
 use crate::support::{name, names};
 
@@ -91,59 +90,4 @@ fn the_jitter_stays_what_it_is() {
     let policy = DeliveryPolicy::default();
     let found: Vec<u128> = (1..=4).map(|failures| policy.backoff(&name("o/1"), failures).as_millis()).collect();
     assert_eq!(found, [711, 1466, 2400, 7482]);
-}
-
-/// Whether settings are refused because of this field.
-fn refuses<T>(checked: Result<T, Invalid>, wanted: &str) -> bool {
-    match checked {
-        Ok(_) => false,
-        Err(Invalid::Unsafe { field, .. }) => field == wanted,
-        Err(_) => false,
-    }
-}
-
-#[test]
-fn a_policy_is_refused_at_its_limits() {
-    let ms = Duration::from_millis;
-    let checked = |backoff_base, backoff_cap, max_failures, max_starts| {
-        DeliveryPolicy { backoff_base, backoff_cap, max_failures, max_starts, ..DeliveryPolicy::default() }.checked()
-    };
-    assert!(checked(ms(1), ms(1), 1, 2).is_ok());
-    assert!(refuses(checked(Duration::from_nanos(999_999), ms(1), 1, 2), "backoff_base"));
-    assert!(refuses(checked(ms(2), ms(1), 1, 2), "backoff_cap"));
-    assert!(refuses(checked(ms(1), ms(1), 0, 2), "max_failures"));
-    assert!(refuses(checked(ms(1), ms(1), 1, 1), "max_starts"));
-    assert!(refuses(checked(ms(1), ms(1), 2, 1), "max_starts"));
-    assert_eq!(checked(ms(1), ms(7), 2, 3).unwrap().longest_retry(), ms(21));
-}
-
-#[test]
-fn a_retention_is_refused_at_its_limits() {
-    let seconds = Duration::from_secs;
-    // Retried for 100 s at most.
-    let policy = DeliveryPolicy { backoff_cap: seconds(10), max_failures: 9, max_starts: 10, ..DeliveryPolicy::default() };
-    let kept = || Retention { events: seconds(100), inbox: seconds(200), requests: seconds(60), orders: None, positions: None };
-    let checked = |retention: Retention| retention.checked(&policy);
-    assert_eq!(checked(kept()), Ok(kept()));
-    let short = seconds(200) - Duration::from_millis(1);
-    assert!(refuses(checked(Retention { inbox: short, ..kept() }), "retention of the inbox"));
-
-    let shortest = Retention { events: Retention::SHORTEST, ..kept() };
-    assert_eq!(checked(shortest.clone()), Ok(shortest));
-    let shorter = Retention::SHORTEST - Duration::from_millis(1);
-    assert!(refuses(checked(Retention { events: shorter, ..kept() }), "retention of events"));
-    assert!(refuses(checked(Retention { requests: shorter, ..kept() }), "retention of requests"));
-
-    assert!(checked(Retention { orders: Some(seconds(60)), ..kept() }).is_ok());
-    assert!(refuses(checked(Retention { orders: Some(seconds(59)), ..kept() }), "retention of orders"));
-
-    // As long as the inbox, and twice as long as events, whichever is longer.
-    for (events, needed) in [(99, 200), (100, 200), (101, 202)] {
-        let positions = |age| Retention { events: seconds(events), positions: Some(seconds(age)), ..kept() };
-        assert!(checked(positions(needed)).is_ok(), "{events}");
-        assert!(refuses(checked(positions(needed - 1)), "retention of positions"), "{events}");
-    }
-    // F10.
-    assert_eq!(kept().redrive_window(&policy), seconds(100));
-    assert_eq!(Retention { inbox: seconds(99), ..kept() }.redrive_window(&policy), Duration::ZERO);
 }
