@@ -77,7 +77,7 @@ impl RelaySettings {
 }
 
 /// What there is to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[must_use]
 pub enum Action {
     /// Settle and claim in one transaction, at the time that [`RelayMachine::now`] has now, then [`RelayMachine::handle_exchanged`],
@@ -91,7 +91,7 @@ pub enum Action {
 }
 
 /// One transaction of the relay: first settle, then claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Exchange {
     /// What became of runs; may be empty.
     pub settle: Vec<RunResult>,
@@ -111,7 +111,7 @@ impl Exchange {
 }
 
 /// One event to be published.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ticket {
     /// The lease under which it is published.
     pub lease: LeaseRef,
@@ -120,7 +120,7 @@ pub struct Ticket {
 }
 
 /// What a relay has done since it was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Counters {
     /// Events that were claimed.
     pub claimed: u64,
@@ -170,7 +170,7 @@ pub struct Status {
 }
 
 /// A run that the relay holds.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Held {
     token: u64,
     until: Millis,
@@ -189,14 +189,15 @@ impl Held {
 }
 
 /// Which transaction is under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum UnderWay {
     Exchange,
     Renewal,
 }
 
-/// A relay without clock, randomness or I/O; see the module for how to drive it.
-#[derive(Debug)]
+/// A relay without clock, randomness or I/O; see the module for how to drive it. It is a value: whoever looks at all that can happen
+/// to it copies and compares it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RelayMachine {
     settings: RelaySettings,
     /// The machine's own time, which never steps back, and the clock's time that it was last told.

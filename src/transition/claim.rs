@@ -147,10 +147,10 @@ impl Claim<'_> {
         self.run.max(2)
     }
 
-    /// Whether the answer may have left out lanes that are due.
+    /// Whether the answer may have left out lanes that are due, since it has enough events. That it has enough lanes is no other case:
+    /// one event of each comes to the limit.
     fn is_cut(&self, rows: &Rows) -> bool {
-        let lanes = rows.lanes().count();
-        lanes == self.limit || rows.as_slice().len() - lanes >= self.limit.max(self.seen())
+        rows.as_slice().len() - rows.lanes().count() >= self.limit.max(self.seen())
     }
 
     /// Whether the first event of a lane was started so often without an answer that it is to be tried alone.

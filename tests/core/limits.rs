@@ -2,9 +2,10 @@
 
 use core::time::Duration;
 
+use twobox::relay::RelaySettings;
 use twobox::{
     Body, Claim, CommitOrder, Consumer, ContentType, DeliveryPolicy, Draft, EventId, EventType, Fingerprint, HeaderName,
-    HeaderValue, Headers, Invalid, OrderId, OrderingKey, Owner, Reason, Request, RequestId, RequestKey, Scope,
+    HeaderValue, Headers, Invalid, OrderId, OrderingKey, Owner, Reason, Request, RequestId, RequestKey, Retention, Scope,
 };
 
 use crate::support::name;
@@ -260,6 +261,70 @@ fn a_policy_is_checked() {
     ] {
         assert_eq!(policy.checked().unwrap_err().to_string(), message);
     }
+}
+
+/// Whether settings are refused because of this field.
+fn refuses<T>(checked: Result<T, Invalid>, wanted: &str) -> bool {
+    matches!(checked, Err(Invalid::Unsafe { field, .. } | Invalid::OutOfRange { field, .. }) if field == wanted)
+}
+
+#[test]
+fn the_settings_of_a_relay_are_checked() {
+    let good = || RelaySettings::new(name("relay-1"));
+    let (ms, micros) = (Duration::from_millis, Duration::from_micros);
+    for settings in [
+        good(),
+        RelaySettings { window: 1, run: 1, ..good() },
+        RelaySettings { window: Claim::MAX, run: Claim::MAX, ..good() },
+        RelaySettings { lease: ms(10), poll: ms(1), pause_base: ms(1), pause_cap: ms(1), ..good() },
+    ] {
+        assert_eq!(settings.clone().checked(), Ok(settings));
+    }
+    for (settings, field) in [
+        (RelaySettings { window: 0, run: 0, ..good() }, "window"),
+        (RelaySettings { window: Claim::MAX + 1, ..good() }, "window"),
+        (RelaySettings { run: 0, ..good() }, "run"),
+        (RelaySettings { window: 5, run: 6, ..good() }, "run"),
+        (RelaySettings { lease: micros(9_999), ..good() }, "lease"),
+        (RelaySettings { poll: micros(999), ..good() }, "poll and pause_base"),
+        (RelaySettings { pause_base: micros(999), ..good() }, "poll and pause_base"),
+        (RelaySettings { pause_base: ms(20), pause_cap: ms(19), ..good() }, "pause_cap"),
+        (RelaySettings { policy: DeliveryPolicy { max_failures: 0, ..good().policy }, ..good() }, "max_failures"),
+    ] {
+        assert!(refuses(settings.clone().checked(), field), "{settings:?}");
+    }
+}
+
+/// Nothing is forgotten too early (P7).
+#[test]
+fn a_retention_is_refused_at_its_limits() {
+    let seconds = Duration::from_secs;
+    // Retried for 100 s at most.
+    let policy = DeliveryPolicy { backoff_cap: seconds(10), max_failures: 9, max_starts: 10, ..DeliveryPolicy::default() };
+    let kept = || Retention { events: seconds(100), inbox: seconds(200), requests: seconds(60), orders: None, positions: None };
+    let checked = |retention: Retention| retention.checked(&policy);
+    assert_eq!(checked(kept()), Ok(kept()));
+    let short = seconds(200) - Duration::from_millis(1);
+    assert!(refuses(checked(Retention { inbox: short, ..kept() }), "retention of the inbox"));
+
+    let shortest = Retention { events: Retention::SHORTEST, ..kept() };
+    assert_eq!(checked(shortest.clone()), Ok(shortest));
+    let shorter = Retention::SHORTEST - Duration::from_millis(1);
+    assert!(refuses(checked(Retention { events: shorter, ..kept() }), "retention of events"));
+    assert!(refuses(checked(Retention { requests: shorter, ..kept() }), "retention of requests"));
+
+    assert!(checked(Retention { orders: Some(seconds(60)), ..kept() }).is_ok());
+    assert!(refuses(checked(Retention { orders: Some(seconds(59)), ..kept() }), "retention of orders"));
+
+    // As long as the inbox, and twice as long as events, whichever is longer.
+    for (events, needed) in [(99, 200), (100, 200), (101, 202)] {
+        let positions = |age| Retention { events: seconds(events), positions: Some(seconds(age)), ..kept() };
+        assert!(checked(positions(needed)).is_ok(), "{events}");
+        assert!(refuses(checked(positions(needed - 1)), "retention of positions"), "{events}");
+    }
+    // F10.
+    assert_eq!(kept().redrive_window(&policy), seconds(100));
+    assert_eq!(Retention { inbox: seconds(99), ..kept() }.redrive_window(&policy), Duration::ZERO);
 }
 
 /// A reason comes from outside, so it is never refused: it is made to fit into one line.

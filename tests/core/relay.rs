@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use twobox::relay::{Action, Phase, Published, RelayMachine, RelaySettings, Ticket, run_exchange};
+use twobox::relay::{Action, Counters, Phase, Published, RelayMachine, RelaySettings, Ticket, run_exchange};
 use twobox::{
-    Body, CommitOrder, DeliveryPolicy, Draft, Fingerprint, Key, Load, Millis, OrderId, Query, Reader, Reason, Record, Renew,
-    Request, Store,
+    Body, Claimed, CommitOrder, Delivery, DeliveryPolicy, Draft, Fingerprint, Key, LeaseRef, Load, Millis, OrderId, Place, Query,
+    Reader, Reason, Record, Renew, Request, Run, Settled, Stale, StaleLease, Store,
 };
 use twobox_memory::MemoryStore;
 
@@ -224,4 +224,54 @@ fn what_is_abandoned_is_released_at_once() {
     world.finish_transaction(true, true);
     assert_eq!(world.machine.phase(), Phase::Stopped);
     assert_eq!(world.machine.counters().failed, 0);
+}
+
+/// F15: a relay says that it waits for the broker, for as long as it does.
+#[test]
+fn a_relay_says_that_it_is_paused() {
+    let mut world = World::new();
+    world.commit(1);
+    world.drain();
+    world.finish_transaction(true, true);
+    world.drain();
+    assert_eq!((world.machine.is_paused(), world.machine.phase()), (false, Phase::Running));
+    world.finish_publish(0, Some(Published::Unavailable(Reason::new("away"))));
+    assert_eq!((world.machine.is_paused(), world.machine.phase()), (true, Phase::Paused));
+    assert_eq!(world.machine.counters().unavailable, 1);
+    world.machine.handle_timeout(world.now + settings().pause_base / 2);
+    assert_eq!((world.machine.is_paused(), world.machine.phase()), (true, Phase::Paused));
+    world.machine.handle_timeout(world.now + settings().pause_base);
+    assert_eq!((world.machine.is_paused(), world.machine.phase()), (false, Phase::Running));
+}
+
+/// All that a relay is told of is counted.
+#[test]
+fn a_relay_counts_what_it_has_done() {
+    let mut machine = RelayMachine::new(settings(), ms(1_000)).unwrap();
+    for token in 1..=2 {
+        let lease = LeaseRef { lane: name("a"), token };
+        let settled = Settled {
+            confirmed: 2,
+            retried: 3,
+            released: 4,
+            dead: vec![name("d1")],
+            stale: vec![StaleLease { lease: lease.clone(), why: Stale::Ended }],
+        };
+        let place = Place { begun: ms(1), sequence: token, after: 0 };
+        let deliveries = vec![Delivery { event: name("e"), place, attempt: 1 }];
+        let run = Run { lease, until: ms(60_000), alone: false, deliveries };
+        let claimed = Claimed { runs: vec![run], dead: vec![name("d2"), name("d3")], next_due: None };
+        assert!(matches!(machine.poll_action(), Some(Action::Exchange(_))));
+        machine.handle_exchanged(ms(1_000), Some(&settled), Some(claimed));
+        let Some(Action::Publish(tickets)) = machine.poll_action() else { panic!("it publishes what it has claimed") };
+        machine.handle_published(ms(1_000), &tickets[0], Published::Confirmed);
+    }
+    for failures in 1..=2 {
+        assert!(matches!(machine.poll_action(), Some(Action::Exchange(_))));
+        machine.handle_store_failed(ms(1_000 * failures));
+        machine.handle_timeout(ms(1_000 * failures + 1_000));
+    }
+    let counted =
+        Counters { claimed: 2, published: 2, confirmed: 4, failed: 6, dead: 6, stale: 2, unavailable: 0, store_failures: 2 };
+    assert_eq!(machine.counters(), counted);
 }

@@ -4,10 +4,10 @@ use core::fmt::Debug;
 
 use proptest::prelude::*;
 use twobox::{
-    Body, CallRow, CallState, Change, Consumer, ContentType, DeliveryState, Digest, Event, EventId, EventType, Expect,
-    Fingerprint, HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid, LaneRow, Lease, Millis, OrderId, OrderRow,
-    OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RequestId, RequestKey, RequestRow, Revision, Scope,
-    Stored,
+    Batch, Body, CallRow, CallState, Change, Consumer, ContentType, Decision, DeliveryState, Digest, Event, EventId, EventType,
+    Expect, Fingerprint, HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid, LaneRow, Lease, Millis, OrderId,
+    OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RequestId, RequestKey, RequestRow, Revision,
+    Rows, Scope, Stored, Transition,
 };
 
 /// A name of whatever type is wanted.
@@ -64,6 +64,34 @@ pub(crate) fn pending(lane: &str, sequence: u64) -> OutboxRow {
 
 pub(crate) fn lease(owner: &str, until: u64, through: u64) -> Lease {
     Lease { owner: name(owner), until: ms(until), through }
+}
+
+/// When everything is decided.
+pub(crate) const NOW: Millis = Millis::new(1_000);
+
+pub(crate) fn decide<T: Transition>(transition: T, rows: &[Stored]) -> Result<Decision<T::Outcome>, T::Refusal> {
+    transition.decide(NOW, &Rows::new(rows.to_vec()))
+}
+
+/// A decision to write exactly these changes.
+pub(crate) fn writes<O, R>(changes: impl IntoIterator<Item = Change>, outcome: O) -> Result<Decision<O>, R> {
+    Ok(Decision { batch: Batch::of(changes.into_iter().collect()).unwrap(), outcome })
+}
+
+pub(crate) fn writes_nothing<O, R>(outcome: O) -> Result<Decision<O>, R> {
+    Ok(Decision { batch: Batch::new(), outcome })
+}
+
+pub(crate) fn text(text: &str) -> Body {
+    Body::text(text).unwrap()
+}
+
+pub(crate) fn outbox(id: &str, row: OutboxRow) -> Record {
+    Record::Outbox(name(id), row)
+}
+
+pub(crate) fn lane(key: &str, row: LaneRow) -> Record {
+    Record::Lane(name(key), row)
 }
 
 /// Names made of what is hard: prefixes of each other, several bytes a character, characters next to the separators.

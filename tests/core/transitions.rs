@@ -10,38 +10,19 @@ use core::time::Duration;
 use proptest::prelude::*;
 use twobox::transition::call::{CallEnd, CallKey, CallRefused, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
-    Batch, Body, CallRow, CallState, Cancel, Change, Claim, Claimed, CommitOrder, CommitRefused, Committed, ContentDiffers,
-    CountFailure, Decision, Delivery, DeliveryPolicy, DeliveryState, Discard, Draft, Ending, Event, EventId, Expect,
-    FailureCounted, Fingerprint, Headers, InboxRow, InboxState, Key, LaneRow, LeaseRef, Load, Millis, OrderRow, OrderingKey,
-    OutboxRow, ParametersDiffer, Place, Placed, PositionRow, Purge, Query, Reader, Reason, Receive, Received, Record,
-    RecordEffect, Redrive, Register, Registered, Renew, Renewed, Request, RequestRow, Retention, Retry, Rows, Run, RunResult,
-    Settle, Settled, SkipTo, Stale, StaleLease, Store, Stored, Table, Tables, Transaction, Transition, WhenDead,
+    Batch, Body, CallRow, CallState, Cancel, Claim, Claimed, CommitOrder, CommitRefused, Committed, ContentDiffers, CountFailure,
+    Decision, Delivery, DeliveryPolicy, DeliveryState, Discard, Draft, Ending, Event, EventId, Expect, FailureCounted,
+    Fingerprint, Headers, InboxRow, InboxState, Key, LaneRow, LeaseRef, Load, Millis, OrderRow, OrderingKey, OutboxRow,
+    ParametersDiffer, Place, Placed, PositionRow, Purge, Query, Reader, Reason, Receive, Received, Record, RecordEffect, Redrive,
+    Register, Registered, Renew, Renewed, Request, RequestRow, Retention, Retry, Rows, Run, RunResult, Settle, Settled, SkipTo,
+    Stale, StaleLease, Store, Stored, Table, Tables, Transaction, Transition, WhenDead,
 };
 use twobox_memory::MemoryStore;
 
 use crate::support::{
-    LANE, bodies, call_rows, counts, events, inbox_rows, insert, lane_rows, lease, ms, name, numbers, pending, reasons, stored,
-    times, update,
+    LANE, NOW, bodies, call_rows, counts, decide, events, inbox_rows, insert, lane, lane_rows, lease, ms, name, numbers, outbox,
+    pending, reasons, stored, text, times, update, writes, writes_nothing,
 };
-
-const NOW: Millis = Millis::new(1_000);
-
-fn decide<T: Transition>(transition: T, rows: &[Stored]) -> Result<Decision<T::Outcome>, T::Refusal> {
-    transition.decide(NOW, &Rows::new(rows.to_vec()))
-}
-
-/// A decision to write exactly these changes.
-fn writes<O, R>(changes: impl IntoIterator<Item = Change>, outcome: O) -> Result<Decision<O>, R> {
-    Ok(Decision { batch: Batch::of(changes.into_iter().collect()).unwrap(), outcome })
-}
-
-fn writes_nothing<O, R>(outcome: O) -> Result<Decision<O>, R> {
-    Ok(Decision { batch: Batch::new(), outcome })
-}
-
-fn text(text: &str) -> Body {
-    Body::text(text).unwrap()
-}
 
 // Requests (P1)
 
@@ -106,14 +87,6 @@ fn event(id: &str, lane: &str) -> Event {
 
 fn fresh(lane: &str, sequence: u64) -> OutboxRow {
     OutboxRow { committed_at: NOW, due: NOW, ..pending(lane, sequence) }
-}
-
-fn outbox(id: &str, row: OutboxRow) -> Record {
-    Record::Outbox(name(id), row)
-}
-
-fn lane(key: &str, row: LaneRow) -> Record {
-    Record::Lane(name(key), row)
 }
 
 /// A lane that begins at [`NOW`]: its count and its tokens do too, so that those of a lane which was purged are told apart.
@@ -324,7 +297,7 @@ fn claim_of_a_lane_that_is_due() {
     let block = policy(WhenDead::Block);
     let rows = [
         stored(5, lane("a", lane_due(100))),
-        stored(1, outbox("e3", OutboxRow { starts: 1, ..pending("a", 3) })),
+        stored(1, outbox("e3", OutboxRow { starts: 1, due: NOW, ..pending("a", 3) })),
         stored(1, outbox("e4", OutboxRow { starts: 2, due: NOW, ..pending("a", 4) })),
         // A place was left by an event that was cancelled; what is due later ends the run, whatever is behind it.
         stored(1, outbox("e6", OutboxRow { due: ms(1_001), ..pending("a", 6) })),
@@ -454,6 +427,40 @@ fn claim_of_several_lanes() {
         });
         let expected = writes(changes.collect::<Vec<_>>(), Claimed { runs, dead: vec![], next_due });
         assert_eq!(decide(claim(&block, limit), rows), expected, "{limit}");
+    }
+}
+
+/// Where less is claimed than was looked at, the answer may have been cut before other lanes: with as many events as were asked for.
+#[test]
+fn claim_from_an_answer_that_was_cut() {
+    let block = policy(WhenDead::Block);
+    // After a lease that nobody settled: one event of three.
+    let rows = [
+        stored(5, lane("a", LaneRow { starts: 1, ..lane_due(100) })),
+        stored(1, outbox("e3", pending("a", 3))),
+        stored(1, outbox("e4", pending("a", 4))),
+        stored(1, outbox("e5", pending("a", 5))),
+    ];
+    for (limit, next_due) in [(2, Some(NOW)), (3, Some(NOW)), (4, None), (5, None)] {
+        let claimed = Claimed { runs: vec![run_of("a", 8, &[("e3", 3, 2, 2)])], dead: vec![], next_due };
+        let after = update(5, lane("a", LaneRow { starts: 2, ..leased_lane(3) }));
+        assert_eq!(decide(claim(&block, limit), &rows), writes([after], claimed), "{limit}");
+    }
+}
+
+/// An event that would be tried alone, and is given up or due later instead, keeps no other lane waiting.
+#[test]
+fn claim_goes_on_after_a_lane_that_gave_nothing() {
+    let block = policy(WhenDead::Block);
+    for (starts, due, dead) in [(2, ms(100), vec![name("e3")]), (0, ms(1_001), vec![])] {
+        let rows = [
+            stored(5, lane("a", LaneRow { starts: 2, ..lane_due(100) })),
+            stored(6, outbox("e3", OutboxRow { starts, due, ..pending("a", 3) })),
+            stored(5, lane("b", lane_due(200))),
+            stored(1, outbox("f3", pending("b", 3))),
+        ];
+        let claimed = Claimed { runs: vec![run_of("b", 8, &[("f3", 3, 2, 1)])], dead, next_due: Some(NOW) };
+        assert_eq!(decide(claim(&block, 10), &rows).unwrap().outcome, claimed, "{starts}");
     }
 }
 

@@ -1,6 +1,8 @@
 //! How large a world is, and the names in it.
 
+use core::sync::atomic::AtomicUsize;
 use core::time::Duration;
+use std::sync::Arc;
 
 use stateright::{Model, Property};
 use twobox::{
@@ -15,7 +17,7 @@ use crate::world::{Promise, World};
 /// The consumers, of which a scope has the first ones.
 pub const CONSUMERS: [&str; 2] = ["mail", "stock"];
 
-/// What there is in a world, and how often things may happen that could happen for ever. One tick of its clock is a millisecond.
+/// What there is in a world, and how often things may happen that could happen for ever.
 #[derive(Debug, Clone)]
 pub struct Scope {
     /// Requests, 1 or 2; each creates an order.
@@ -24,14 +26,18 @@ pub struct Scope {
     pub events: Vec<u8>,
     /// Whether clients come again with other parameters and with another order id.
     pub other_params: bool,
-    /// Relays, 1 or 2.
+    /// Relays that are the transitions of one, in any order.
     pub relays: u8,
+    /// Relays that are the real machine.
+    pub machines: u8,
     /// Consumers, 1 or 2.
     pub consumers: u8,
     /// Whether consumers ask for order.
     pub in_order: bool,
     /// The last tick of the clock.
     pub ticks: u64,
+    /// How many milliseconds a tick takes.
+    pub tick: u64,
     /// Whether the clock may step back, once.
     pub clock_back: bool,
     /// How many crashes, lost answers, failed publishes and failing handlers there may be.
@@ -53,6 +59,8 @@ pub struct Scope {
     pub rivals: bool,
     /// What is wrong with the rules.
     pub bug: Option<Bug>,
+    /// The most steps that relays have needed, in any state so far, to bring everything to its end.
+    pub longest_drain: Arc<AtomicUsize>,
 }
 
 impl Scope {
@@ -65,9 +73,11 @@ impl Scope {
             events: vec![0, 1, 2],
             other_params: false,
             relays: 2,
+            machines: 0,
             consumers: 1,
             in_order: false,
             ticks: 2,
+            tick: 1,
             clock_back: false,
             faults: 1,
             operations: 0,
@@ -84,7 +94,15 @@ impl Scope {
             longest_retry: None,
             rivals: false,
             bug: None,
+            longest_drain: Arc::default(),
         }
+    }
+
+    /// How many steps relays may need to bring everything to its end: for each event and each relay, and once more to find out that there
+    /// is nothing left, a transaction, a publish and a wait, and all of that again after what is dead was redriven.
+    #[must_use]
+    pub const fn drain_bound(&self) -> usize {
+        2 * 3 * (self.events.len() + self.machines as usize + 1)
     }
 
     pub(crate) fn request(request: u8, params: Params) -> Request {

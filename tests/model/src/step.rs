@@ -12,6 +12,7 @@ use twobox_memory::{MemoryStore, State};
 
 use crate::bug::Bug;
 use crate::judge::Judged;
+use crate::machine::Input;
 use crate::scope::{Params, Scope, body, consumer, envelope, event_id, lane_of, number_of, owner};
 use crate::world::{Copy, Held, Promise, World};
 
@@ -48,6 +49,8 @@ pub enum Step {
     Renew { relay: u8, lane: String },
     /// A relay forgets everything.
     Crash { relay: u8 },
+    /// Something happens to a relay that is a machine.
+    Machine { machine: u8, input: Input },
     /// The network delivers a copy, and the consumer applies it in a commit.
     Deliver { copy: Copy, consumer: u8 },
     /// Other content arrives under an id that the consumer has received.
@@ -75,7 +78,7 @@ pub(crate) fn other_content(event: u8) -> Event {
     Event { body: body(event + 100), ..envelope(event) }
 }
 
-enum Ran<T: Transition> {
+pub(crate) enum Ran<T: Transition> {
     Done(T::Outcome),
     Refused(T::Refusal),
     Conflict,
@@ -102,6 +105,9 @@ impl World {
         }
         for relay in 0..scope.relays {
             self.relay_steps(relay, steps);
+        }
+        for machine in 0..scope.machines {
+            self.machine_steps(machine, steps);
         }
         for consumer in 0..scope.consumers {
             for copy in &self.network {
@@ -141,7 +147,7 @@ impl World {
                 }
             }
         }
-        if self.now < scope.ticks && self.may_tick(scope) {
+        if self.now < scope.ticks * scope.tick && self.may_tick(scope) {
             steps.push(Step::Tick);
         }
         if scope.clock_back && !self.stepped_back && self.now > 0 {
@@ -225,7 +231,14 @@ impl World {
     }
 
     /// Runs a transition: it decides over what it read in `view`, and the batch is applied to what is there now.
-    fn run<T: Transition>(&mut self, scope: &Scope, step: &Step, view: &State, token: Option<u64>, transition: &T) -> Ran<T> {
+    pub(crate) fn run<T: Transition>(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        view: &State,
+        token: Option<u64>,
+        transition: &T,
+    ) -> Ran<T> {
         let at = if scope.bug == Some(Bug::IgnoreLease) { Millis::MAX } else { self.time() };
         let Ok(rows) = view.clone().load(&transition.query(at));
         let rows = match scope.bug {
@@ -266,7 +279,7 @@ impl World {
         }
     }
 
-    fn perform(&mut self, scope: &Scope, step: &Step, view: &State) -> Option<()> {
+    pub(crate) fn perform(&mut self, scope: &Scope, step: &Step, view: &State) -> Option<()> {
         match step {
             Step::Register { request, params } => {
                 let asked = Scope::request(*request, *params);
@@ -325,6 +338,7 @@ impl World {
                 self.spend(false)?;
                 self.relays[usize::from(*relay)].clear();
             }
+            Step::Machine { machine, input } => self.machine_step(scope, *machine, input)?,
             Step::Deliver { copy, consumer } => self.deliver(scope, step, view, *copy, *consumer)?,
             Step::DeliverOther { event, consumer: number } => {
                 let before = self.db.0.clone();
@@ -374,14 +388,14 @@ impl World {
                 }
             }
             Step::Tick => {
-                self.now += 1;
+                self.now += scope.tick;
                 if scope.longest_retry.is_some() {
                     self.network.clear();
                     self.relays.iter_mut().for_each(|relay| relay.retain(|_, held| !held.stale));
                 }
             }
             Step::StepBack => {
-                self.now = self.now.checked_sub(1)?;
+                self.now = self.now.checked_sub(scope.tick)?;
                 self.stepped_back = true;
             }
             Step::Rival(..) => return None,
@@ -390,7 +404,7 @@ impl World {
     }
 
     /// Takes a fault from what is left of them, unless nothing goes wrong.
-    fn spend(&mut self, well: bool) -> Option<()> {
+    pub(crate) fn spend(&mut self, well: bool) -> Option<()> {
         if !well {
             self.faults = self.faults.checked_sub(1)?;
         }
@@ -576,7 +590,9 @@ impl Step {
             | Self::Redrive { .. }
             | Self::Discard { .. }
             | Self::Purge(_) => true,
-            Self::Publish { .. } | Self::Crash { .. } | Self::Tick | Self::StepBack | Self::Rival(..) => false,
+            Self::Publish { .. } | Self::Crash { .. } | Self::Machine { .. } | Self::Tick | Self::StepBack | Self::Rival(..) => {
+                false
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use std::hash::{Hash, Hasher};
 use twobox::{DeliveryState, LeaseRef, Load, Millis, Place, Query, Record, Table};
 use twobox_memory::State;
 
+use crate::machine::Driven;
 use crate::scope::{Params, Scope};
 
 /// The promises that are judged.
@@ -92,6 +93,8 @@ pub struct Ghost {
     pub broker: u8,
     /// The events that were applied, by consumer.
     pub applied: [u8; 2],
+    /// The lease of each lane, by its token, where machines deliver: that of the last claim, until it is settled.
+    pub leases: BTreeMap<String, u64>,
     /// When an event was committed or redriven, if the world keeps to a longest retry.
     pub since: [u64; 5],
     /// The promises that were broken by a step.
@@ -101,7 +104,7 @@ pub struct Ghost {
 /// One state of everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
-    /// Whether the age of what is done can make a difference: whether something is purged, or consumers ask for order.
+    /// Whether ages and tokens can make a difference: whether something is purged, consumers ask for order, or machines hold them.
     pub ages: bool,
     /// The clock.
     pub now: u64,
@@ -109,6 +112,8 @@ pub struct World {
     pub db: Db,
     /// What each relay holds, by lane.
     pub relays: Vec<BTreeMap<String, Held>>,
+    /// The relays that are machines.
+    pub machines: Vec<Driven>,
     /// What is on the network.
     pub network: BTreeSet<Copy>,
     /// Whether a transaction of the step under way has written something.
@@ -126,10 +131,11 @@ pub struct World {
 impl World {
     pub(crate) fn new(scope: &Scope) -> Self {
         Self {
-            ages: !scope.purges.is_empty() || (scope.in_order && scope.ticks > 0),
+            ages: scope.machines > 0 || !scope.purges.is_empty() || (scope.in_order && scope.ticks > 0),
             now: 0,
             db: Db::default(),
             relays: vec![BTreeMap::new(); scope.relays.into()],
+            machines: (0..scope.machines).map(|number| Driven::start(scope, number, Millis::new(0))).collect(),
             network: BTreeSet::new(),
             wrote: false,
             faults: scope.faults,
@@ -185,7 +191,7 @@ impl Hash for World {
                 held.hash(state);
             }
         }
-        (self.now, &self.network, self.faults, self.operations, self.stepped_back, &self.ghost).hash(state);
+        (&self.machines, self.now, &self.network, self.faults, self.operations, self.stepped_back, &self.ghost).hash(state);
     }
 }
 

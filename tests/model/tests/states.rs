@@ -2,8 +2,10 @@
 
 #![allow(clippy::print_stdout, reason = "it prints how much was looked at, and what is wrong")]
 
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model, Path};
@@ -23,9 +25,14 @@ fn show(property: &str, path: &Path<World, Step>) {
 /// Looks at all states and prints how many there are.
 fn check(name: &str, scope: Scope) {
     let begun = Instant::now();
+    let (longest, bound) = (Arc::clone(&scope.longest_drain), scope.drain_bound());
     let checker = scope.checker().threads(2).spawn_bfs().join();
     let (states, steps, depth) = (checker.unique_state_count(), checker.state_count(), checker.max_depth());
-    println!("{name}: {states} states, {steps} steps, depth {depth}, {:.1} s", begun.elapsed().as_secs_f32());
+    let drain = longest.load(Ordering::Relaxed);
+    println!(
+        "{name}: {states} states, {steps} steps, depth {depth}; drained in {drain} steps at most, {bound} allowed; {:.1} s",
+        begun.elapsed().as_secs_f32()
+    );
     for (property, path) in checker.discoveries() {
         show(property, &path);
     }
@@ -81,6 +88,16 @@ fn rivals(faults: u8, ticks: u64) -> Scope {
     Scope { requests: 1, events: vec![0, 1], rivals: true, faults, ticks, ..Scope::new() }
 }
 
+/// Relays that are the real machine, with leases of two ticks (P3, P4, P6, P8, F3, F11, F12, F15).
+fn machines(machines: u8, events: &[u8], faults: u8, ticks: u64) -> Scope {
+    const TICK: u64 = 5;
+    let requests = if events.iter().any(|event| *event >= 2) { 2 } else { 1 };
+    let mut scope = Scope { requests, events: events.into(), relays: 0, machines, faults, ticks, tick: TICK, ..Scope::new() };
+    scope.policy.backoff_base = Duration::from_millis(TICK);
+    scope.policy.backoff_cap = Duration::from_millis(TICK);
+    scope
+}
+
 #[test]
 fn one_order_and_every_fault() {
     check("one order, 1 fault", one_order(1));
@@ -100,6 +117,12 @@ fn two_orders_and_two_relays() {
 fn consumers_in_order() {
     check("in order, block", in_order(WhenDead::Block, 1, 1));
     check("in order, continue", in_order(WhenDead::Continue, 1, 1));
+}
+
+#[test]
+fn relays_that_are_machines() {
+    check("a machine, one event, 1 fault", machines(1, &[0], 1, 2));
+    check("two machines, one event", machines(2, &[0], 0, 1));
 }
 
 #[test]
@@ -134,6 +157,12 @@ large! {
     large_in_order_continue: in_order(WhenDead::Continue, 2, 2);
     large_retention: retention(7, 1);
     large_rivals: rivals(1, 1);
+    large_machine_two_keys: machines(1, &[0, 1], 1, 1);
+    large_machine_one_key: machines(1, &[0, 2], 1, 1);
+    large_machine_two_faults: machines(1, &[0], 2, 2);
+    large_two_machines: machines(2, &[0], 0, 3);
+    large_two_machines_two_events: machines(2, &[0, 2], 0, 1);
+    large_two_machines_one_fault: machines(2, &[0], 1, 2);
 }
 
 /// With the bug, the checker finds that this promise is broken, and finds it as the first one.
@@ -186,6 +215,13 @@ fn p6_is_judged() {
 fn p7_is_judged() {
     finds(Bug::PurgePending, "P7", retention(3, 1));
     finds(Bug::PurgeEarly, "P7", retention(3, 1));
+}
+
+#[test]
+fn machines_are_judged() {
+    finds(Bug::ForgetDue, "P3", machines(1, &[0], 1, 1));
+    finds(Bug::IgnoreToken, "P6", machines(2, &[0], 0, 2));
+    finds(Bug::BackoffForever, "P8", machines(1, &[0], 1, 1));
 }
 
 /// An event that is never due again is pending for ever: only the drain sees that (P8).

@@ -1,0 +1,116 @@
+//! Purge, row by row of its truth table: what goes, what stays, and at which age (P7).
+
+use core::num::NonZeroU16;
+use core::time::Duration;
+
+use twobox::{
+    CallRow, CallState, Change, DeliveryState, Fingerprint, InboxRow, InboxState, Key, LaneRow, Millis, OrderRow, OutboxRow,
+    Placed, PositionRow, Purge, Purged, Query, Record, RequestKey, RequestRow, Retention, Revision, Table, Transition,
+};
+
+use crate::support::{LANE, NOW, decide, lane, lease, ms, name, outbox, pending, stored, text, writes};
+
+const AT: Millis = Millis::new(400);
+const AGE: Duration = Duration::from_millis(600);
+
+/// All tables keep rows for so long.
+fn retention(age: Duration) -> Retention {
+    Retention { events: age, inbox: age, requests: age, orders: Some(age), positions: Some(age) }
+}
+
+fn limit(rows: u16) -> NonZeroU16 {
+    NonZeroU16::new(rows).unwrap()
+}
+
+/// What is removed if there is this row alone: at its retention nothing, and right after it this row, with what goes with it.
+fn goes(record: &Record, with: Option<Key>) {
+    let rows = [stored(5, record.clone())];
+    let key = record.key();
+    let removal = |expect, key| Change::Delete { expect: Revision::from_stored(expect), key };
+    let gone = [removal(5, key)].into_iter().chain(with.map(|key| removal(Revision::FIRST.get(), key)));
+    let purge = |age| decide(Purge::new(&retention(age), record.table(), limit(10)), &rows);
+    assert_eq!(purge(AGE - Duration::from_millis(1)), writes(gone, Purged { removed: 1, next: None }), "{record:?}");
+    assert_eq!(purge(AGE), writes([], Purged { removed: 0, next: None }), "{record:?}");
+}
+
+/// However old it is.
+fn stays(record: Record) {
+    let purge = decide(Purge::new(&retention(Duration::ZERO), record.table(), limit(10)), &[stored(5, record.clone())]);
+    assert_eq!(purge, writes([], Purged { removed: 0, next: None }), "{record:?}");
+}
+
+#[test]
+fn events() {
+    for state in [DeliveryState::Confirmed(AT), DeliveryState::Discarded(AT), DeliveryState::Cancelled(AT)] {
+        goes(&outbox("e", OutboxRow { state, ..pending("a", 1) }), Some(Key::Event(name("e"))));
+    }
+    for state in [DeliveryState::Pending, DeliveryState::Dead(ms(0))] {
+        stays(outbox("e", OutboxRow { state, ..pending("a", 1) }));
+    }
+}
+
+#[test]
+fn lanes() {
+    let idle = || LaneRow { changed_at: AT, ..LANE };
+    goes(&lane("a", idle()), None);
+    stays(lane("a", LaneRow { due: Some(ms(100)), ..LANE }));
+    stays(lane("a", LaneRow { blocked_by: Some(name("e")), ..LANE }));
+    stays(lane("a", LaneRow { lease: Some(lease("me", 1, 1)), ..LANE }));
+}
+
+#[test]
+fn requests_and_orders() {
+    let key = || RequestKey::new("s", "r").unwrap();
+    let request = |placed| {
+        Record::Request(key(), RequestRow { fingerprint: Fingerprint::of([("item", "notebook")]), registered_at: ms(0), placed })
+    };
+    goes(&request(Some(Placed { order: name("o"), events: vec![name("e")], at: AT })), None);
+    stays(request(None));
+
+    let order = Record::Order(name("o"), OrderRow { request: key(), committed_at: AT, body: text("order") });
+    goes(&order, None);
+    let kept = Retention { orders: None, ..retention(Duration::ZERO) };
+    let purge = decide(Purge::new(&kept, Table::Orders, limit(10)), &[stored(5, order)]);
+    assert_eq!(purge, writes([], Purged { removed: 0, next: None }));
+}
+
+#[test]
+fn what_consumers_keep() {
+    let inbox = |state, at, effect| {
+        let content = Fingerprint::of([("a", "b")]).digest();
+        Record::Inbox(name("c"), name("e"), InboxRow { content, at, state, failures: 0, reason: None, effect })
+    };
+    goes(&inbox(InboxState::Applied, AT, false), None);
+    goes(&inbox(InboxState::Applied, AT, true), Some(Key::Effect(name("c"), name("e"))));
+    stays(inbox(InboxState::Failing, ms(0), false));
+    stays(inbox(InboxState::Poisoned, ms(0), false));
+
+    let position = Record::Position(name("c"), name("k"), PositionRow { begun: ms(0), sequence: 1, at: AT });
+    goes(&position, None);
+    let kept = Retention { positions: None, ..retention(Duration::ZERO) };
+    let purge = decide(Purge::new(&kept, Table::Positions, limit(10)), &[stored(5, position)]);
+    assert_eq!(purge, writes([], Purged { removed: 0, next: None }));
+
+    let call = |state, at| Record::Call(name("c"), name("e"), CallRow { state, at, starts: 1, note: None });
+    goes(&call(CallState::Done, AT), None);
+    for state in [CallState::Intended, CallState::Started, CallState::Unknown] {
+        stays(call(state, ms(0)));
+    }
+}
+
+/// F16: page by page, and the next one begins after the last row that was looked at, whether it went or stayed.
+#[test]
+fn a_page_is_full_or_the_last() {
+    let kept = retention(Duration::ZERO);
+    let confirmed = |id| stored(5, outbox(id, OutboxRow { state: DeliveryState::Confirmed(AT), ..pending("a", 1) }));
+    let rows = [confirmed("e1"), confirmed("e2"), stored(5, outbox("e3", pending("a", 3)))];
+    for (most, next) in [(3, Some(Key::Outbox(name("e3")))), (4, None)] {
+        let purged = decide(Purge::new(&kept, Table::Outbox, limit(most)), &rows).unwrap().outcome;
+        assert_eq!(purged, Purged { removed: 2, next });
+    }
+    let purge = Purge::new(&kept, Table::Outbox, limit(3));
+    assert_eq!(purge.query(NOW), Query::Walk { table: Table::Outbox, after: None, limit: 3 });
+    let after = Some(Key::Lane(name("a")));
+    let expected = Query::Walk { table: Table::Lanes, after: after.clone(), limit: 3 };
+    assert_eq!(purge.after(Key::Lane(name("a"))).query(NOW), expected);
+}
