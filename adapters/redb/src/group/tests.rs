@@ -17,6 +17,7 @@ use crate::{RedbError, RedbStore};
 use counted::Counted;
 
 #[path = "../../tests/store/counted.rs"]
+#[allow(dead_code, reason = "other tests use it too")]
 mod counted;
 
 const NOW: Millis = Millis::new(1_000);

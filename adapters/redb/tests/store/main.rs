@@ -7,7 +7,7 @@ mod common;
 #[cfg(test)]
 mod cost;
 #[cfg(test)]
-#[allow(dead_code, reason = "the unit tests of shared commits use it too")]
+#[allow(dead_code, reason = "the unit tests use it too")]
 mod counted;
 #[cfg(test)]
 mod damage;
