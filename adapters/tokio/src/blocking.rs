@@ -58,6 +58,8 @@ impl<S> Blocking<S> {
 impl<S: Send + Sync + 'static> Blocking<S> {
     /// Does something with the store on a thread that may block. It is done to its end even if the future is dropped.
     ///
+    /// Calls run side by side, so tasks that place orders in this way share a commit where the store lets callers do so, as that on redb does.
+    ///
     /// # Errors
     ///
     /// [`ThreadEnded`] if it panicked, or the runtime shuts down.
