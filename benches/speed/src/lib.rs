@@ -5,10 +5,11 @@
 //! careful engineer would write for exactly this, and no more: no failures and dead letters, no operator, no headers, no checksums of rows.
 
 // A benchmark that cannot go on has nothing to report.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod by_hand;
 mod counted;
+pub mod report;
 mod sqlite;
 mod with_twobox;
 
