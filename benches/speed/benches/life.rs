@@ -41,15 +41,17 @@ fn main() {
     let memory = Path::new("/dev/shm");
     let columns = "syncs,body bytes,batch,phase,contender,us per order,ratio to by hand,rounds,orders";
     let mut data = Data::new("life.csv", &[&disk, memory], columns);
-    for (syncs, folder, rounds, few) in [("durable", disk.as_path(), 9, 64), ("none", memory, 15, 1024)] {
+    // How long a sync takes changes from one second to the next, so rounds on the disk are short and many.
+    for (syncs, folder, rounds, single, batched) in [("durable", disk.as_path(), 31, 16, 512), ("none", memory, 11, 512, 4096)] {
         for (size, batch, orders) in [
-            (100, 1, few),
-            (100, 256, 4096),
-            (1024, 1, few),
-            (1024, 256, 4096),
-            (65_536, 1, few.min(256)),
+            (100, 1, single),
+            (100, 256, batched),
+            (1024, 1, single),
+            (1024, 256, batched),
+            (65_536, 1, single.min(128)),
             (65_536, 256, 512),
         ] {
+            let rounds = if size == 65_536 { 11 } else { rounds };
             let placed: Vec<Order> = (0..orders).map(|number| Order::new(number, size)).collect();
             let rounds: Vec<[Times; 3]> = (0..rounds)
                 .map(|round| {
