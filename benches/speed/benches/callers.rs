@@ -88,9 +88,8 @@ fn main() {
     let columns = "syncs,callers,kind,orders a second,ratio to one caller,orders a commit,rounds";
     let mut data = Data::new("callers.csv", &[&disk, memory], columns);
     for (syncs, folder, rounds, most) in [("durable", disk.as_path(), 7, 4096), ("none", memory, 5, 16_384)] {
-        let rounds: Vec<Vec<[f64; 2]>> = (0..rounds)
-            .map(|_| CALLERS.iter().map(|(kind, callers)| run(folder, kind, *callers, most)).collect())
-            .collect();
+        let rounds: Vec<Vec<[f64; 2]>> =
+            (0..rounds).map(|_| CALLERS.iter().map(|(kind, callers)| run(folder, kind, *callers, most)).collect()).collect();
         for (at, (kind, callers)) in CALLERS.iter().enumerate() {
             let speed = median(rounds.iter().map(|round| round[at][0]));
             let ratio = median(rounds.iter().map(|round| round[at][0] / round[0][0]));

@@ -42,7 +42,7 @@ fn main() {
     let columns = "syncs,body bytes,batch,phase,contender,us per order,ratio to by hand,rounds,orders";
     let mut data = Data::new("life.csv", &[&disk, memory], columns);
     // How long a sync takes changes from one second to the next, so rounds on the disk are short and many.
-    for (syncs, folder, rounds, single, batched) in [("durable", disk.as_path(), 31, 16, 512), ("none", memory, 11, 512, 4096)] {
+    for (syncs, folder, rounds, single, batched) in [("durable", disk.as_path(), 41, 16, 512), ("none", memory, 15, 512, 4096)] {
         for (size, batch, orders) in [
             (100, 1, single),
             (100, 256, batched),
@@ -51,7 +51,7 @@ fn main() {
             (65_536, 1, single.min(128)),
             (65_536, 256, 512),
         ] {
-            let rounds = if size == 65_536 { 11 } else { rounds };
+            let rounds = if size == 65_536 { 15 } else { rounds };
             let placed: Vec<Order> = (0..orders).map(|number| Order::new(number, size)).collect();
             let rounds: Vec<[Times; 3]> = (0..rounds)
                 .map(|round| {
@@ -65,7 +65,8 @@ fn main() {
                 })
                 .collect();
             for (phase, name) in PHASES.iter().enumerate() {
-                let ratios: [f64; 3] = array::from_fn(|who| median(rounds.iter().map(|times| times[who][phase] / times[1][phase])));
+                let ratios: [f64; 3] =
+                    array::from_fn(|who| median(rounds.iter().map(|times| times[who][phase] / times[1][phase])));
                 for (who, (contender, _)) in CONTENDERS.iter().enumerate() {
                     let time = median(rounds.iter().map(|times| times[who][phase]));
                     let ratio = ratios[who];

@@ -51,14 +51,15 @@ fn by_hand(path: &Path, syncs: &str, title: &str) -> Done {
         .y_label_area_size(190)
         .build_cartesian_2d(0.0..most, 0.0..rows)?;
     chart.configure_mesh().disable_y_mesh().disable_y_axis().x_desc("shorter is faster").label_style((FONT, 13)).draw()?;
-    for (colour, name, above, of) in
-        [(TWOBOX, "twobox on redb", 0.52, 0), (SQLITE, "by hand on SQLite", 0.14, 1)]
-    {
+    for (colour, name, above, of) in [(TWOBOX, "twobox on redb", 0.52, 0), (SQLITE, "by hand on SQLite", 0.14, 1)] {
         let series = bars.iter().enumerate().map(|(at, (_, twobox, sqlite))| {
             let (bottom, value) = (rows - 1.0 - at as f64 + above, if of == 0 { *twobox } else { *sqlite });
             Rectangle::new([(0.0, bottom), (value, bottom + 0.36)], colour.filled())
         });
-        chart.draw_series(series)?.label(name).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+        chart
+            .draw_series(series)?
+            .label(name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
     }
     chart.draw_series(LineSeries::new([(1.0, 0.0), (1.0, rows)], BLACK.stroke_width(1)))?;
     let anchor = plotters::style::text_anchor::Pos::new(
@@ -70,7 +71,13 @@ fn by_hand(path: &Path, syncs: &str, title: &str) -> Done {
         area.draw(&Text::new(name.clone(), (x - 8, y), TextStyle::from((FONT, 13)).pos(anchor)))?;
     }
     let legend = SeriesLabelPosition::LowerRight;
-    chart.configure_series_labels().position(legend).background_style(WHITE.filled()).border_style(BLACK).label_font((FONT, 13)).draw()?;
+    chart
+        .configure_series_labels()
+        .position(legend)
+        .background_style(WHITE.filled())
+        .border_style(BLACK)
+        .label_font((FONT, 13))
+        .draw()?;
     Ok(area.present()?)
 }
 
@@ -109,6 +116,12 @@ fn callers(path: &Path) -> Done {
         series.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
     let legend = SeriesLabelPosition::UpperLeft;
-    chart.configure_series_labels().position(legend).background_style(WHITE.filled()).border_style(BLACK).label_font((FONT, 13)).draw()?;
+    chart
+        .configure_series_labels()
+        .position(legend)
+        .background_style(WHITE.filled())
+        .border_style(BLACK)
+        .label_font((FONT, 13))
+        .draw()?;
     Ok(area.present()?)
 }
