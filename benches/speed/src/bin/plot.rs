@@ -83,11 +83,11 @@ fn by_hand(path: &Path, syncs: &str, title: &str) -> Done {
 
 /// How many times as many orders a second as one caller, for so many callers.
 fn callers(path: &Path) -> Done {
-    let lines = kept("callers.csv");
     let area = SVGBackend::new(path, (700, 420)).into_drawing_area();
     area.fill(&WHITE)?;
-    let points = |syncs: &str, kind: &str, column: usize| -> Result<Vec<(f64, f64)>, std::num::ParseFloatError> {
-        let lines = lines.iter().filter(|line| line[0] == syncs && line[2] == kind);
+    let points = |name: &str, syncs: &str, column: usize| -> Result<Vec<(f64, f64)>, std::num::ParseFloatError> {
+        let lines = kept(name);
+        let lines = lines.iter().filter(|line| line[0] == syncs && line[2] == "threads");
         lines.map(|line| Ok((line[1].parse()?, line[column].parse()?))).collect()
     };
     let mut chart = ChartBuilder::on(&area)
@@ -105,15 +105,16 @@ fn callers(path: &Path) -> Done {
         .light_line_style(TRANSPARENT)
         .label_style((FONT, 13))
         .draw()?;
-    for (colour, name, syncs, column) in [
-        (TWOBOX, "durable: orders a second, one caller = 1", "durable", 4),
-        (RGBColor(110, 110, 110), "durable: orders for each commit", "durable", 5),
-        (SQLITE, "without syncs: orders a second, one caller = 1", "none", 4),
+    for (colour, label, name, syncs, column) in [
+        (RGBColor(110, 110, 110), "orders for each commit", "callers.csv", "durable", 5),
+        (RGBColor(0, 130, 80), "orders a second, syncs of 4 ms, one caller = 1", "callers-slow-syncs.csv", "durable", 4),
+        (TWOBOX, "the same, syncs of 0.3 ms", "callers.csv", "durable", 4),
+        (SQLITE, "the same, no syncs", "callers.csv", "none", 4),
     ] {
-        let line = points(syncs, "threads", column)?;
+        let line = points(name, syncs, column)?;
         chart.draw_series(line.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
         let series = chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
-        series.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+        series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
     let legend = SeriesLabelPosition::UpperLeft;
     chart
