@@ -3,6 +3,10 @@
 //! redb writes one transaction at a time. Whoever comes meanwhile works, when its turn has come, in the same redb transaction, and the last one, behind
 //! whom nobody waits, commits for all. A caller that is alone commits at once.
 //!
+//! Callers that a commit has answered come back one after the other. The first of them would find nobody beside it and commit alone,
+//! so groups of one and of many would take turns. Therefore the last one gives way a few times, as long as fewer are there than were at
+//! the commit before. After a commit for one alone, nobody does.
+//!
 //! - Nobody is answered before everything is durable that the answer follows from: also one that wrote nothing waits for the commit, if
 //!   others wrote before it (P1, P2, P5).
 //! - redb cannot take back a part of a transaction. When somebody gives up after they have written, or panics, the whole is rolled back, and
@@ -12,6 +16,7 @@ use std::convert::Infallible;
 use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use twobox::{End, RunError, Transaction};
 
@@ -27,7 +32,12 @@ pub(crate) struct Group {
     /// Whoever holds the lock has the turn. Between turns, the transaction is here as long as somebody waits for the next one.
     turn: Mutex<Option<Open>>,
     waiting: AtomicUsize,
+    /// How many shared the commit before.
+    before: AtomicUsize,
 }
+
+/// How often a commit lets others run who were in the one before, and may not be awake yet.
+const PATIENCE: usize = 64;
 
 impl Group {
     /// Runs `work` as [`twobox::Store::transact`] says.
@@ -65,10 +75,12 @@ impl Group {
         if !open.shared {
             return Ok(Some(answer));
         }
+        open.members += 1;
         let fate = open.promise.0.clone();
-        if self.waiting.load(Ordering::SeqCst) > 0 {
+        if self.somebody_comes(open.members) {
             *turn = Some(open);
         } else {
+            self.before.store(open.members, Ordering::Relaxed);
             open.commit();
         }
         drop(turn);
@@ -92,6 +104,17 @@ impl Group {
         }
     }
 
+    /// Whether somebody waits for the next turn, if need be after those were let run who shared the commit before.
+    fn somebody_comes(&self, members: usize) -> bool {
+        let patience = if members < self.before.load(Ordering::Relaxed) { PATIENCE } else { 0 };
+        (0..=patience).any(|tried| {
+            if tried > 0 {
+                thread::yield_now();
+            }
+            self.waiting.load(Ordering::SeqCst) > 0
+        })
+    }
+
     fn turn(&self) -> MutexGuard<'_, Option<Open>> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // After a panic there is no open transaction, which is as it should be.
@@ -106,6 +129,8 @@ struct Open {
     tx: RedbTransaction,
     /// Whether somebody has written in it and waits for its end.
     shared: bool,
+    /// How many wait for its end.
+    members: usize,
     /// Dropped after the transaction, so that it is rolled back when they are told.
     promise: Promise,
 }
@@ -113,7 +138,7 @@ struct Open {
 impl Open {
     fn begin(begin: impl Fn() -> Begun) -> Result<Self, Failure> {
         let tx = begin().map_err(RunError::Store)?;
-        Ok(Self { tx, shared: false, promise: Promise::default() })
+        Ok(Self { tx, shared: false, members: 0, promise: Promise::default() })
     }
 
     fn commit(self) {

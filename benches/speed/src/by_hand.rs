@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Builder, Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 
-use crate::{CONSUMER, Contender, EVENT_TYPE, LEASE, NOW, Order, SCOPE, digest};
+use crate::{CACHE, CONSUMER, Contender, CountedFile, EVENT_TYPE, LEASE, NOW, Order, SCOPE, Syncs, digest};
 
 type Bytes = &'static [u8];
 const REQUESTS: TableDefinition<'_, &str, Bytes> = TableDefinition::new("requests");
@@ -19,38 +19,42 @@ const INBOX: TableDefinition<'_, (&str, &str), &[u8; 40]> = TableDefinition::new
 
 /// A database of one's own.
 #[derive(Debug)]
-pub struct ByHand(Database);
+pub struct ByHand {
+    database: Database,
+    syncs: Syncs,
+}
 
-/// What is known of a lane: the last sequence in it, the first that is not confirmed, when it is due, and its lease.
+/// What is known of a lane: the last sequence in it, the first that is not confirmed, when it is due or its lease ends, the token of its
+/// lease, and how often its first event was started.
 #[derive(Default, Clone, Copy)]
 struct Lane {
     last: u64,
     next: u64,
     due: u64,
-    until: u64,
     token: u64,
+    starts: u64,
 }
 
 impl Lane {
     fn read(bytes: &[u8]) -> Self {
         let (chunks, _) = bytes.as_chunks::<8>();
-        let [last, next, due, until, token] = [0, 1, 2, 3, 4].map(|at| u64::from_be_bytes(chunks[at]));
-        Self { last, next, due, until, token }
+        let [last, next, due, token, starts] = [0, 1, 2, 3, 4].map(|at| u64::from_be_bytes(chunks[at]));
+        Self { last, next, due, token, starts }
     }
 
     fn bytes(self) -> [u8; 40] {
         let mut bytes = [0; 40];
         let (chunks, _) = bytes.as_chunks_mut::<8>();
-        for (chunk, value) in chunks.iter_mut().zip([self.last, self.next, self.due, self.until, self.token]) {
+        for (chunk, value) in chunks.iter_mut().zip([self.last, self.next, self.due, self.token, self.starts]) {
             *chunk = value.to_be_bytes();
         }
         bytes
     }
 }
 
-/// What the outbox says of an event: its place, its state, its attempts, and its lane.
-fn outbox_row(sequence: u64, confirmed: bool, starts: u32, lane: &str) -> Vec<u8> {
-    let mut row = Vec::with_capacity(13 + lane.len());
+/// What the outbox says of an event: its place, whether it is confirmed, its starts, and its lane.
+fn outbox_row(sequence: u64, confirmed: bool, starts: u64, lane: &str) -> Vec<u8> {
+    let mut row = Vec::with_capacity(17 + lane.len());
     row.extend_from_slice(&sequence.to_be_bytes());
     row.push(u8::from(confirmed));
     row.extend_from_slice(&starts.to_be_bytes());
@@ -64,30 +68,31 @@ struct Leased {
     lane: String,
     sequence: u64,
     token: u64,
+    envelope: Vec<u8>,
 }
 
 impl ByHand {
     /// Confirms what was delivered and leases what is next, in one commit.
     fn settle_and_claim(&self, delivered: &[Leased], batch: usize) -> Vec<Leased> {
-        let tx = self.0.begin_write().unwrap();
-        let mut leased = Vec::new();
-        let mut wrote = !delivered.is_empty();
+        let tx = self.database.begin_write().unwrap();
+        let mut leased = Vec::with_capacity(batch);
         {
+            let events = tx.open_table(EVENTS).unwrap();
             let mut outbox = tx.open_table(OUTBOX).unwrap();
             let mut lanes = tx.open_table(LANES).unwrap();
             let mut due = tx.open_table(DUE).unwrap();
             let mut pending = tx.open_table(PENDING).unwrap();
-            for Leased { event, lane: key, sequence, token } in delivered {
+            for Leased { event, lane: key, sequence, token, .. } in delivered {
                 let mut lane = Lane::read(lanes.get(key.as_str()).unwrap().unwrap().value());
                 if lane.token != *token {
                     continue;
                 }
-                let starts = starts_of(outbox.get(event.as_str()).unwrap().unwrap().value());
-                outbox.insert(event.as_str(), outbox_row(*sequence, true, starts, key).as_slice()).unwrap();
+                // Nothing else was written in it since it was placed, so it need not be read.
+                outbox.insert(event.as_str(), outbox_row(*sequence, true, lane.starts, key).as_slice()).unwrap();
                 pending.remove((key.as_str(), *sequence)).unwrap();
                 due.remove((lane.due, key.as_str())).unwrap();
                 lane.next = sequence + 1;
-                lane.until = 0;
+                lane.starts = 0;
                 if lane.next <= lane.last {
                     lane.due = NOW;
                     due.insert((lane.due, key.as_str()), ()).unwrap();
@@ -95,49 +100,36 @@ impl ByHand {
                 lanes.insert(key.as_str(), lane.bytes().as_slice()).unwrap();
             }
             let free: Vec<(u64, String)> = due
-                .range((0, "")..=(NOW, "\u{10ffff}"))
+                .range((0, "")..(NOW + 1, ""))
                 .unwrap()
                 .take(batch)
                 .map(|entry| entry.map(|(key, _)| (key.value().0, key.value().1.to_string())).unwrap())
                 .collect();
             for (at, key) in free {
                 let mut lane = Lane::read(lanes.get(key.as_str()).unwrap().unwrap().value());
-                let (sequence, event) = {
-                    let mut first = pending.range((key.as_str(), lane.next)..=(key.as_str(), u64::MAX)).unwrap();
-                    let (place, event) = first.next().unwrap().unwrap();
-                    (place.value().1, event.value().to_string())
-                };
+                let event = pending.get((key.as_str(), lane.next)).unwrap().unwrap().value().to_string();
+                let envelope = events.get(event.as_str()).unwrap().unwrap().value().to_vec();
                 due.remove((at, key.as_str())).unwrap();
                 lane.due = NOW + LEASE;
-                lane.until = NOW + LEASE;
                 lane.token += 1;
+                lane.starts += 1;
                 due.insert((lane.due, key.as_str()), ()).unwrap();
                 lanes.insert(key.as_str(), lane.bytes().as_slice()).unwrap();
-                let starts = starts_of(outbox.get(event.as_str()).unwrap().unwrap().value());
-                outbox.insert(event.as_str(), outbox_row(sequence, false, starts + 1, &key).as_slice()).unwrap();
-                leased.push(Leased { event, lane: key, sequence, token: lane.token });
-                wrote = true;
+                leased.push(Leased { event, lane: key, sequence: lane.next, token: lane.token, envelope });
             }
         }
-        if wrote {
+        if !(delivered.is_empty() && leased.is_empty()) {
             tx.commit().unwrap();
         }
         leased
     }
 
-    /// Reads the envelopes of what was leased.
-    fn read(&self, leased: &[Leased]) -> Vec<Vec<u8>> {
-        let tx = self.0.begin_read().unwrap();
-        let events = tx.open_table(EVENTS).unwrap();
-        leased.iter().map(|leased| events.get(leased.event.as_str()).unwrap().unwrap().value().to_vec()).collect()
-    }
-
     /// Marks each event as applied, once, in one commit.
-    fn receive(&self, leased: &[Leased], envelopes: &[Vec<u8>]) {
-        let tx = self.0.begin_write().unwrap();
+    fn receive(&self, leased: &[Leased]) {
+        let tx = self.database.begin_write().unwrap();
         {
             let mut inbox = tx.open_table(INBOX).unwrap();
-            for (Leased { event, .. }, envelope) in leased.iter().zip(envelopes) {
+            for Leased { event, envelope, .. } in leased {
                 let digest = digest(&[event.as_bytes(), envelope]);
                 let known = inbox.get((CONSUMER, event.as_str())).unwrap().map(|row| row.value()[..32] == digest);
                 match known {
@@ -155,13 +147,10 @@ impl ByHand {
     }
 }
 
-fn starts_of(row: &[u8]) -> u32 {
-    u32::from_be_bytes(*row[9..].first_chunk().unwrap())
-}
-
 impl Contender for ByHand {
     fn create(folder: &Path) -> Self {
-        let database = Database::create(folder.join("by-hand.redb")).unwrap();
+        let (file, syncs) = CountedFile::create(&folder.join("by-hand.redb"));
+        let database = Builder::new().set_cache_size(CACHE).create_with_backend(file).unwrap();
         let tx = database.begin_write().unwrap();
         for table in [REQUESTS, ORDERS, EVENTS, OUTBOX, LANES] {
             tx.open_table(table).unwrap();
@@ -170,11 +159,12 @@ impl Contender for ByHand {
         tx.open_table(PENDING).unwrap();
         tx.open_table(INBOX).unwrap();
         tx.commit().unwrap();
-        Self(database)
+        Self { database, syncs }
     }
 
-    fn place(&self, orders: &[Order]) {
-        let tx = self.0.begin_write().unwrap();
+    fn place(&self, orders: &[Order]) -> u64 {
+        let mut repeated = 0;
+        let tx = self.database.begin_write().unwrap();
         {
             let mut requests = tx.open_table(REQUESTS).unwrap();
             let mut table = tx.open_table(ORDERS).unwrap();
@@ -192,6 +182,7 @@ impl Contender for ByHand {
                 let known = requests.get(request.as_str()).unwrap().map(|row| row.value() == bound);
                 if let Some(same) = known {
                     assert!(same);
+                    repeated += 1;
                     continue;
                 }
                 requests.insert(request.as_str(), bound.as_slice()).unwrap();
@@ -217,6 +208,7 @@ impl Contender for ByHand {
             }
         }
         tx.commit().unwrap();
+        repeated
     }
 
     fn drain(&self, batch: usize) -> u64 {
@@ -226,9 +218,15 @@ impl Contender for ByHand {
             if delivered.is_empty() {
                 return count;
             }
-            let envelopes = self.read(&delivered);
-            self.receive(&delivered, &envelopes);
+            self.receive(&delivered);
             count += delivered.len() as u64;
         }
+    }
+    fn applied(&self) -> u64 {
+        self.database.begin_read().unwrap().open_table(INBOX).unwrap().len().unwrap()
+    }
+
+    fn syncs(&self) -> Option<u64> {
+        Some(self.syncs.count())
     }
 }

@@ -2,16 +2,19 @@
 //!
 //! The three do the same: a request is bound to its parameters, the order and its event are one commit, a relay leases what is due in the order of each
 //! key, a consumer marks each event as applied once, and the confirmation is written with the next claim. The two by hand are what a
-//! careful engineer would write for exactly this, and no more: no dead letters, no operator, no headers, no checksums of rows.
+//! careful engineer would write for exactly this, and no more: no failures and dead letters, no operator, no headers, no checksums of rows.
 
 // A benchmark that cannot go on has nothing to report.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod by_hand;
+mod counted;
+pub mod report;
 mod sqlite;
 mod with_twobox;
 
 pub use by_hand::ByHand;
+pub use counted::{CountedFile, Syncs};
 pub use sqlite::Sqlite;
 pub use with_twobox::WithTwobox;
 
@@ -51,11 +54,17 @@ pub trait Contender: Sized {
     /// A new store in this folder.
     fn create(folder: &Path) -> Self;
 
-    /// Places orders that are new, in one commit.
-    fn place(&self, orders: &[Order]);
+    /// Places orders, in one commit. Says how many were there already.
+    fn place(&self, orders: &[Order]) -> u64;
 
     /// Delivers to the consumer, `batch` events a commit, until nothing is due. Says how many.
     fn drain(&self, batch: usize) -> u64;
+
+    /// How many events the consumer has marked as applied.
+    fn applied(&self) -> u64;
+
+    /// How often the file was synced so far, if that is counted.
+    fn syncs(&self) -> Option<u64>;
 }
 
 /// What is said of everything by hand: the parameters' fingerprint, and the content of an event.
@@ -68,6 +77,8 @@ fn digest(parts: &[&[u8]]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
+/// How much of a database is kept in memory: what twobox has by default, for each of the three.
+const CACHE: usize = 64 << 20;
 const SCOPE: &str = "shop";
 const CONSUMER: &str = "loyalty";
 const EVENT_TYPE: &str = "order.created";

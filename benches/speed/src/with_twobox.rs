@@ -3,24 +3,29 @@
 use std::convert::Infallible;
 use std::path::Path;
 
+use redb::{ReadableDatabase, ReadableTableMetadata, TableDefinition};
 use twobox::relay::{InProcess, Message, Relay, RelaySettings};
 use twobox::{Body, CommitOrder, Consumer, Draft, Fingerprint, Handled, Inbox, Millis, OrderId, Owner, Request, RunError, Store};
-use twobox_redb::RedbStore;
+use twobox_redb::{RedbOptions, RedbStore};
 
-use crate::{CONSUMER, Contender, EVENT_TYPE, NOW, Order, SCOPE};
+use crate::{CACHE, CONSUMER, Contender, CountedFile, EVENT_TYPE, NOW, Order, SCOPE, Syncs};
 
 /// A store of twobox on redb.
 #[derive(Debug)]
-pub struct WithTwobox(pub RedbStore);
+pub struct WithTwobox {
+    store: RedbStore,
+    syncs: Syncs,
+}
 
 const TIME: Millis = Millis::new(NOW);
 
 impl Contender for WithTwobox {
     fn create(folder: &Path) -> Self {
-        Self(RedbStore::create(folder.join("twobox.redb")).unwrap())
+        let (file, syncs) = CountedFile::create(&folder.join("twobox.redb"));
+        Self { store: RedbOptions::new().cache_bytes(CACHE).create_on(file).unwrap(), syncs }
     }
 
-    fn place(&self, orders: &[Order]) {
+    fn place(&self, orders: &[Order]) -> u64 {
         let requests: Vec<Request> = orders
             .iter()
             .map(|order| Request::new(SCOPE, order.request(), Fingerprint::of_bytes(&order.body)).unwrap())
@@ -32,25 +37,30 @@ impl Contender for WithTwobox {
         });
         let commits: Vec<CommitOrder<'_>> = commits.collect();
         match &commits[..] {
-            [commit] => assert!(!self.0.run(commit, TIME).unwrap().repeated),
+            [commit] => u64::from(self.store.run(commit, TIME).unwrap().repeated),
             commits => {
-                let placed = self.0.write(TIME, |tx| {
-                    for commit in commits {
-                        assert!(!tx.run(commit)?.repeated);
-                    }
-                    Ok(())
+                let placed = self.store.write(TIME, |tx| {
+                    commits.iter().try_fold(0, |repeated, commit| Ok(repeated + u64::from(tx.run(commit)?.repeated)))
                 });
-                placed.map_err(RunError::flatten).unwrap();
+                placed.map_err(RunError::flatten).unwrap()
             }
         }
     }
 
     fn drain(&self, batch: usize) -> u64 {
-        let settings =
-            RelaySettings { window: batch, run: batch.min(16), ..RelaySettings::new(Owner::new("relay-1").unwrap()) };
-        let inbox = Inbox::new(&self.0, Consumer::new(CONSUMER).unwrap());
+        let settings = RelaySettings { window: batch, run: batch.min(16), ..RelaySettings::new(Owner::new("relay-1").unwrap()) };
+        let inbox = Inbox::new(&self.store, Consumer::new(CONSUMER).unwrap());
         let publisher = InProcess::new(inbox, |_, _: &Message| Ok::<_, Infallible>(Handled::Done));
-        let mut relay = Relay::new(&self.0, publisher, settings, TIME).unwrap();
+        let mut relay = Relay::new(&self.store, publisher, settings, TIME).unwrap();
         relay.run_until_idle(TIME).unwrap().confirmed
+    }
+
+    fn applied(&self) -> u64 {
+        const INBOX: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("twobox_inbox");
+        self.store.database().begin_read().unwrap().open_table(INBOX).unwrap().len().unwrap()
+    }
+
+    fn syncs(&self) -> Option<u64> {
+        Some(self.syncs.count())
     }
 }

@@ -50,7 +50,8 @@ fn main() {
                 let request = Request::new("shop", format!("req-{n:09}"), Fingerprint::of([("n", n.to_string())])).unwrap();
                 let body = Body::text("x".repeat(200)).unwrap();
                 let event = Draft::new("order.created", body.clone()).unwrap();
-                tx.run(CommitOrder::new(&request, OrderId::new(format!("order-{n:09}")).unwrap(), body, [event]).unwrap()).map(drop)
+                tx.run(CommitOrder::new(&request, OrderId::new(format!("order-{n:09}")).unwrap(), body, [event]).unwrap())
+                    .map(drop)
             })
         });
         placed.map_err(RunError::flatten).unwrap();
