@@ -18,6 +18,7 @@ fn main() -> Done {
     let folder = root().join("docs/plots");
     std::fs::create_dir_all(&folder)?;
     callers(&folder.join("callers.svg"))?;
+    soak(&folder.join("soak.svg"))?;
     by_hand(&folder.join("by-hand.svg"), "durable", "Durable commits: time for each order, by hand on redb = 1")?;
     by_hand(&folder.join("by-hand-no-syncs.svg"), "none", "Without syncs: time for each order, by hand on redb = 1")
 }
@@ -124,5 +125,33 @@ fn callers(path: &Path) -> Done {
         .border_style(BLACK)
         .label_font((FONT, 13))
         .draw()?;
+    Ok(area.present()?)
+}
+
+/// How large the file and the process are while orders come and go.
+fn soak(path: &Path) -> Done {
+    let area = SVGBackend::new(path, (700, 320)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let lines = kept("soak.csv");
+    let points = |column: usize, unit: f64| -> Result<Vec<(f64, f64)>, std::num::ParseFloatError> {
+        lines.iter().map(|line| Ok((line[0].parse::<f64>()? / 1e3, line[column].parse::<f64>()? / unit))).collect()
+    };
+    let (file, memory) = (points(1, 1e6)?, points(2, 1e6)?);
+    let (last, most) = file.iter().chain(&memory).fold((0.0_f64, 0.0_f64), |(x, y), point| (x.max(point.0), y.max(point.1)));
+    let mut chart = ChartBuilder::on(&area)
+        .caption("Orders placed, delivered, received and purged, on one file", (FONT, 18))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(45)
+        .build_cartesian_2d(0.0..last, 0.0..most * 1.2)?;
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("thousand orders").y_desc("MB").light_line_style(TRANSPARENT).label_style((FONT, 13)).draw()?;
+    for (colour, label, line) in [(TWOBOX, "file", file), (SQLITE, "memory of the process", memory)] {
+        let series = chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
+        series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+    }
+    let mut labels = chart.configure_series_labels();
+    let labels = labels.position(SeriesLabelPosition::LowerRight).background_style(WHITE.filled());
+    labels.border_style(BLACK).label_font((FONT, 13)).draw()?;
     Ok(area.present()?)
 }

@@ -3,13 +3,11 @@
 //! `cargo run --release -p twobox-speed --bin soak [-- ORDERS]` writes `benches/data/soak.csv`.
 
 // A measurement that cannot go on has nothing to report.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used)]
 
 use std::convert::Infallible;
-use std::fmt::Write as _;
 use std::fs;
 use std::num::NonZeroU16;
-use std::path::Path;
 use std::time::Duration;
 
 use twobox::relay::{InProcess, Message, Relay, RelaySettings};
@@ -18,6 +16,7 @@ use twobox::{
     RunError, Store,
 };
 use twobox_redb::RedbStore;
+use twobox_speed::report::Data;
 
 const BATCH: u64 = 256;
 /// So many batches between two purges.
@@ -38,7 +37,7 @@ fn main() {
         Retention { events: minutes(1), inbox: minutes(3), requests: minutes(3), orders: Some(minutes(3)), positions: None };
     let retention = retention.checked(&policy).unwrap();
 
-    let mut data = "orders,file_bytes,resident_bytes,rows_purged\n".to_string();
+    let mut data = Data::new("soak.csv", &[folder.path()], "orders,file bytes,resident bytes,rows purged");
     let (mut now, mut purged) = (Millis::new(1_000_000_000), 0);
     let settings = RelaySettings { policy, ..RelaySettings::new(Owner::new("relay-1").unwrap()) };
     let inbox = Inbox::new(&store, Consumer::new("loyalty").unwrap());
@@ -61,13 +60,10 @@ fn main() {
         if batch % PURGE_EVERY == PURGE_EVERY - 1 {
             purged += twobox::purge_all(&store, &retention, NonZeroU16::MAX, now).unwrap();
             let length = fs::metadata(&file).unwrap().len();
-            writeln!(data, "{},{length},{},{purged}", (batch + 1) * BATCH, resident()).unwrap();
+            data.push(&format!("{},{length},{},{purged}", (batch + 1) * BATCH, resident()));
         }
     }
-    let out = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/soak.csv");
-    fs::create_dir_all(out.parent().unwrap()).unwrap();
-    fs::write(&out, &data).unwrap();
-    print!("{data}");
+    data.keep();
 }
 
 /// What the process has in memory, in bytes.
