@@ -406,8 +406,6 @@ impl Writer<'_> {
     }
 
     fn body(&mut self, body: &Body) {
-        // It is the largest part by far and the last one. What follows, such as a checksum, is not to make it move.
-        self.0.reserve(body.content_type().as_str().len() + body.bytes().len() + 32);
         self.text(body.content_type().as_str());
         self.bytes(body.bytes());
     }

@@ -1,6 +1,6 @@
 //! The three do the same work, or there is nothing to compare.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 use twobox_speed::{ByHand, Contender, Order, Sqlite, WithTwobox};
 
