@@ -14,6 +14,7 @@
 
 use std::convert::Infallible;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -59,12 +60,11 @@ impl Group {
         work: impl FnOnce(&mut RedbTransaction) -> End<R>,
     ) -> Result<Option<R>, Failure> {
         let mut turn = self.turn();
-        let mut open = match turn.take() {
+        let open = match turn.take() {
             Some(open) => open,
             None => Open::begin(begin)?,
         };
-        // If it panics, `open` is dropped: that is to roll back, and to say so.
-        let end = work(&mut open.tx);
+        let (mut open, end) = or_drop(open, |open| work(&mut open.tx));
         let wrote = mem::take(open.tx.wrote.get_mut());
         let answer = match end {
             End::Commit(_) if open.tx.broken => return Err(RunError::Unknown(RedbError::Broken)),
@@ -92,13 +92,13 @@ impl Group {
     }
 
     /// Runs `work` in a transaction that nobody shares.
-    fn alone<R>(&self, begin: &impl Fn() -> Begun, mut work: impl FnMut(&mut RedbTransaction) -> End<R>) -> Result<R, Failure> {
+    fn alone<R>(&self, begin: &impl Fn() -> Begun, work: impl FnMut(&mut RedbTransaction) -> End<R>) -> Result<R, Failure> {
         let mut turn = self.turn();
         if let Some(open) = turn.take() {
             open.commit();
         }
-        let mut tx = begin().map_err(RunError::Store)?;
-        match work(&mut tx) {
+        let (mut tx, end) = or_drop(begin().map_err(RunError::Store)?, work);
+        match end {
             End::Commit(answer) if *tx.wrote.get_mut() => tx.commit().map(|()| answer).map_err(RunError::Unknown),
             End::Commit(answer) | End::RollBack(answer) => Ok(answer),
         }
@@ -124,6 +124,18 @@ impl Group {
     }
 }
 
+/// Runs `work` with this, which is dropped before a panic goes on: to roll back, and to say so. While a thread unwinds, redb rolls nothing
+/// back, loses the pages, and has the file repaired when it is opened.
+fn or_drop<X, R>(mut with: X, work: impl FnOnce(&mut X) -> R) -> (X, R) {
+    match catch_unwind(AssertUnwindSafe(|| work(&mut with))) {
+        Ok(result) => (with, result),
+        Err(panic) => {
+            drop(with);
+            resume_unwind(panic)
+        }
+    }
+}
+
 /// A transaction that is shared.
 struct Open {
     tx: RedbTransaction,
@@ -142,7 +154,12 @@ impl Open {
     }
 
     fn commit(self) {
-        let verdict = self.tx.commit().map_or_else(Verdict::Failed, |()| Verdict::Committed);
+        let verdict = match self.tx.commit() {
+            Ok(()) => Verdict::Committed,
+            // By something that one of them did to it with redb's own means.
+            Err(RedbError::Broken) => Verdict::RolledBack,
+            Err(error) => Verdict::Failed(error),
+        };
         self.promise.0.tell(verdict);
     }
 }
