@@ -102,7 +102,13 @@ impl Caller<'_> {
             }
             5 => {
                 let query = Query::rows([Key::Order(OrderId::new(&shared).unwrap())]);
-                let found = self.store.write(now, |tx| tx.load(&query)).unwrap();
+                let found = self
+                    .store
+                    .write(now, |tx| {
+                        thread::yield_now();
+                        tx.load(&query)
+                    })
+                    .unwrap();
                 if found.as_slice().is_empty() {
                     return;
                 }
@@ -125,7 +131,9 @@ impl Caller<'_> {
                 let mut runs = 0;
                 let number = self.store.write(now, |tx| {
                     runs += 1;
-                    Ok::<_, String>(count(tx.redb()))
+                    let number = count(tx.redb());
+                    thread::yield_now();
+                    Ok::<_, String>(number)
                 });
                 self.again += runs - 1;
                 Fact::Counted(number.unwrap())
@@ -206,7 +214,8 @@ fn round(open: Open, round: u64) -> (usize, usize) {
             let mut cuts = Vec::new();
             for step in 0..STEPS {
                 caller.step(&format!("{thread}-{step}"), Millis::new(1_000 + 1_000 * step as u64));
-                if caller.seed.below(8) == 0 {
+                // Above all after answers that may follow from what somebody else has just written.
+                if matches!(caller.told.last(), Some(Fact::Seen(_) | Fact::Bound(..))) || caller.seed.below(8) == 0 {
                     cuts.push((disk.after_cut(&mut caller.seed), caller.told.len()));
                 }
             }
