@@ -1,7 +1,7 @@
 //! Group commit: callers that would wait for each other share a transaction and its commit, and with it the syncs.
 //!
 //! redb writes one transaction at a time. Whoever comes meanwhile works, when its turn has come, in the same redb transaction, and the last one, behind
-//! whom nobody waits, commits for all. A caller that is alone commits at once.
+//! whom nobody waits, commits for all; so does one of very many. A caller that is alone commits at once.
 //!
 //! Callers that a commit has answered come back one after the other. The first of them would find nobody beside it and commit alone,
 //! so groups of one and of many would take turns. Therefore the last one gives way a few times, as long as fewer are there than were at
@@ -36,6 +36,9 @@ pub(crate) struct Group {
     /// How many shared the commit before.
     before: AtomicUsize,
 }
+
+/// How many share a commit at most: callers that never cease to come would put it off for ever.
+const MOST: usize = 256;
 
 /// How often a commit lets others run who were in the one before, and may not be awake yet.
 const PATIENCE: usize = 64;
@@ -77,7 +80,7 @@ impl Group {
         }
         open.members += 1;
         let fate = open.promise.0.clone();
-        if self.somebody_comes(open.members) {
+        if open.members < MOST && self.somebody_comes(open.members) {
             *turn = Some(open);
         } else {
             self.before.store(open.members, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use twobox::{
     Body, Claim, CommitOrder, CommitRefused, DeliveryPolicy, Draft, Fingerprint, Key, Load, Millis, OrderId, Owner, Query,
     Reader, Record, Request, RequestKey, RunError, RunResult, Settle, Store, Stored, Tables, Transaction,
 };
-use twobox_redb::{RedbOptions, RedbStore};
+use twobox_redb::{RedbError, RedbOptions, RedbStore};
 use twobox_reliability::disk::{Disk, Failure, Fault};
 use twobox_reliability::seed::{Seed, long};
 use twobox_reliability::shop::PATIENCE;
@@ -269,4 +269,74 @@ fn what_callers_are_told_is_so() {
         started.elapsed()
     );
     assert!(again > 0, "nobody shared a transaction with one that gave up");
+}
+
+/// What a thread of [`callers_of_a_failing_disk`] was told, and how it ended.
+type Told = (Vec<Fact>, Option<RunError<RedbError, CommitRefused>>);
+
+/// Places orders of its own and shared ones, and sometimes gives up after that, until the store fails.
+fn until_it_fails(store: &RedbStore, thread: usize, seed: &mut Seed) -> Told {
+    let mut told = Vec::new();
+    for step in 0..8 {
+        let (own, shared) = (format!("{thread}-{step}"), format!("shared-{}", seed.below(3)));
+        let (quantity, gives_up) = (["1", "2"][seed.below(2)], seed.below(5) == 0);
+        let name = if gives_up || seed.coin() { &own } else { &shared };
+        let placed = store.write(Millis::new(1_000), |tx| {
+            let placed = tx.run(order(&request(name, quantity), name));
+            thread::yield_now();
+            placed.map_err(Some).and_then(|_| if gives_up { Err(None) } else { Ok(()) })
+        });
+        let error = match placed {
+            Ok(()) => None,
+            Err(RunError::Refused(error)) => error,
+            Err(RunError::Conflict(key)) => Some(RunError::Conflict(key)),
+            Err(RunError::Store(error)) => Some(RunError::Store(error)),
+            Err(RunError::Unknown(error)) => Some(RunError::Unknown(error)),
+        };
+        match error {
+            None if gives_up => told.push(Fact::Absent(own)),
+            None => told.push(Fact::Placed(name.clone(), quantity)),
+            Some(RunError::Refused(_)) => told.push(Fact::Bound(name.clone(), quantity)),
+            Some(error) => {
+                if *name == own && (gives_up || matches!(error, RunError::Store(_))) {
+                    told.push(Fact::Absent(own));
+                }
+                return (told, Some(error));
+            }
+        }
+    }
+    (told, None)
+}
+
+/// P8: callers share the failure of a disk as they share its commits. What each was told before and by the error itself is so, after the
+/// failure and after a cut of the power.
+#[test]
+fn callers_of_a_failing_disk() {
+    let empty = Disk::default();
+    RedbStore::create_on(empty.clone()).unwrap().close().unwrap();
+    let start = empty.bytes();
+    let (mut failed, mut unknown) = (0, 0);
+    for failure in [Failure::Nothing, Failure::Half, Failure::Full] {
+        for lasting in [false, true] {
+            for at in (0..400).step_by(if long() { 1 } else { 16 }) {
+                let disk = Disk::failing(start.clone(), Fault { at, failure, lasting });
+                // It may fail at once.
+                let Ok(store) = RedbOptions::new().cache_bytes(0).open_on(disk.clone()) else { continue };
+                let callers: Vec<Told> = thread::scope(|scope| {
+                    let store = &store;
+                    let run = move |thread: usize| until_it_fails(store, thread, &mut Seed::new(at * 10 + thread as u64));
+                    let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || run(thread))).collect();
+                    threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))).collect()
+                });
+                failed += callers.iter().filter(|(_, error)| matches!(error, Some(RunError::Store(_)))).count();
+                unknown += callers.iter().filter(|(_, error)| matches!(error, Some(RunError::Unknown(_)))).count();
+                let told: Vec<Fact> = callers.into_iter().flat_map(|(told, _)| told).collect();
+                check(&RedbStore::open_on(Disk::of(disk.after_cut(&mut Seed::new(at)))).unwrap(), &told);
+                drop(store);
+                check(&RedbStore::open_on(Disk::of(disk.bytes())).unwrap(), &told);
+            }
+        }
+    }
+    println!("told: {failed} callers of a failing disk learned that nothing was changed, {unknown} that nobody knows");
+    assert!(failed > 0 && unknown > 0);
 }

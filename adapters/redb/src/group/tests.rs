@@ -14,6 +14,7 @@ use twobox::{
 
 use crate::{RedbError, RedbOptions, RedbReader, RedbStore};
 
+use super::MOST;
 use counted::Counted;
 
 #[path = "../../tests/store/counted.rs"]
@@ -224,4 +225,29 @@ fn who_breaks_the_transaction_spoils_nobody() {
         assert!(placed.into_iter().all(|placed| !placed.unwrap().unwrap().repeated), "at {place}");
         assert_eq!(orders(&store), 3, "at {place}");
     }
+}
+
+/// However many come, and never cease to, a commit is not put off for ever.
+#[test]
+fn those_who_never_cease_to_come_put_no_commit_off() {
+    fn comes<'s, 'e>(scope: &'s thread::Scope<'s, 'e>, store: &'e RedbStore, left: usize) {
+        scope.spawn(move || {
+            let mut next = (left > 0).then(|| left - 1);
+            let written = store.write(NOW, |tx| {
+                if let Some(left) = next.take() {
+                    comes(scope, store, left);
+                    while store.group.waiting.load(Ordering::SeqCst) == 0 {
+                        thread::yield_now();
+                    }
+                }
+                tx.redb().open_table(MINE).map_err(RedbError::from)?.insert(left as u64, 0).map_err(RedbError::from)?;
+                Ok::<_, RedbError>(())
+            });
+            assert!(written.is_ok(), "{written:?}");
+        });
+    }
+    let (storage, store) = store();
+    let ((), counts) = storage.of(|| thread::scope(|scope| comes(scope, &store, MOST)));
+    assert_eq!(store.database().begin_read().unwrap().open_table(MINE).unwrap().len().unwrap(), MOST as u64 + 1);
+    assert_eq!(counts.syncs, 2);
 }
