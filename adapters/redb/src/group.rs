@@ -1,7 +1,7 @@
 //! Group commit: callers that would wait for each other share a transaction and its commit, and with it the syncs.
 //!
 //! redb writes one transaction at a time. Whoever comes meanwhile works, when its turn has come, in the same redb transaction, and the last one, behind
-//! whom nobody waits, commits for all. A caller that is alone commits at once.
+//! whom nobody waits, commits for all; so does one of very many. A caller that is alone commits at once.
 //!
 //! Callers that a commit has answered come back one after the other. The first of them would find nobody beside it and commit alone,
 //! so groups of one and of many would take turns. Therefore the last one gives way a few times, as long as fewer are there than were at
@@ -14,6 +14,7 @@
 
 use std::convert::Infallible;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -35,6 +36,9 @@ pub(crate) struct Group {
     /// How many shared the commit before.
     before: AtomicUsize,
 }
+
+/// How many share a commit at most: callers that never cease to come would put it off for ever.
+const MOST: usize = 256;
 
 /// How often a commit lets others run who were in the one before, and may not be awake yet.
 const PATIENCE: usize = 64;
@@ -59,12 +63,11 @@ impl Group {
         work: impl FnOnce(&mut RedbTransaction) -> End<R>,
     ) -> Result<Option<R>, Failure> {
         let mut turn = self.turn();
-        let mut open = match turn.take() {
+        let open = match turn.take() {
             Some(open) => open,
             None => Open::begin(begin)?,
         };
-        // If it panics, `open` is dropped: that is to roll back, and to say so.
-        let end = work(&mut open.tx);
+        let (mut open, end) = or_drop(open, |open| work(&mut open.tx));
         let wrote = mem::take(open.tx.wrote.get_mut());
         let answer = match end {
             End::Commit(_) if open.tx.broken => return Err(RunError::Unknown(RedbError::Broken)),
@@ -77,7 +80,7 @@ impl Group {
         }
         open.members += 1;
         let fate = open.promise.0.clone();
-        if self.somebody_comes(open.members) {
+        if open.members < MOST && self.somebody_comes(open.members) {
             *turn = Some(open);
         } else {
             self.before.store(open.members, Ordering::Relaxed);
@@ -92,13 +95,13 @@ impl Group {
     }
 
     /// Runs `work` in a transaction that nobody shares.
-    fn alone<R>(&self, begin: &impl Fn() -> Begun, mut work: impl FnMut(&mut RedbTransaction) -> End<R>) -> Result<R, Failure> {
+    fn alone<R>(&self, begin: &impl Fn() -> Begun, work: impl FnMut(&mut RedbTransaction) -> End<R>) -> Result<R, Failure> {
         let mut turn = self.turn();
         if let Some(open) = turn.take() {
             open.commit();
         }
-        let mut tx = begin().map_err(RunError::Store)?;
-        match work(&mut tx) {
+        let (mut tx, end) = or_drop(begin().map_err(RunError::Store)?, work);
+        match end {
             End::Commit(answer) if *tx.wrote.get_mut() => tx.commit().map(|()| answer).map_err(RunError::Unknown),
             End::Commit(answer) | End::RollBack(answer) => Ok(answer),
         }
@@ -124,6 +127,18 @@ impl Group {
     }
 }
 
+/// Runs `work` with this, which is dropped before a panic goes on: to roll back, and to say so. While a thread unwinds, redb rolls nothing
+/// back, loses the pages, and has the file repaired when it is opened.
+fn or_drop<X, R>(mut with: X, work: impl FnOnce(&mut X) -> R) -> (X, R) {
+    match catch_unwind(AssertUnwindSafe(|| work(&mut with))) {
+        Ok(result) => (with, result),
+        Err(panic) => {
+            drop(with);
+            resume_unwind(panic)
+        }
+    }
+}
+
 /// A transaction that is shared.
 struct Open {
     tx: RedbTransaction,
@@ -142,7 +157,12 @@ impl Open {
     }
 
     fn commit(self) {
-        let verdict = self.tx.commit().map_or_else(Verdict::Failed, |()| Verdict::Committed);
+        let verdict = match self.tx.commit() {
+            Ok(()) => Verdict::Committed,
+            // By something that one of them did to it with redb's own means.
+            Err(RedbError::Broken) => Verdict::RolledBack,
+            Err(error) => Verdict::Failed(error),
+        };
         self.promise.0.tell(verdict);
     }
 }

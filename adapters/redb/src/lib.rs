@@ -193,8 +193,10 @@ impl RedbStore {
 
     /// Whether a relay's own commits are made durable at once: claims, renewals and settlements alone. Yes, if not said otherwise.
     ///
-    /// If not, they cost no sync, and become durable with the next other commit, or when the store is closed. When the power fails before, events that
-    /// were confirmed are delivered again, and what was counted as a failure is not; as at any time, a consumer's inbox absorbs that (P3, P5).
+    /// If not, they cost no sync, and become durable with the next other commit, or when the store is closed. When the process
+    /// ends before, or the power fails, events that were confirmed are delivered again, and what was counted as a failure or a start is not; as at any
+    /// time, a consumer's inbox absorbs that (P3, P5). But an event that kills the process before any other commit does so again and again, with
+    /// no start counted (F4): say no only where none can.
     /// Everything else is durable when it returns, as ever. A store that is [shared](RedbOptions::shared) makes every commit durable.
     #[must_use]
     pub fn sync_deliveries(mut self, sync: bool) -> Self {

@@ -7,3 +7,4 @@ mod callers;
 mod death;
 mod io_errors;
 mod power;
+mod told;

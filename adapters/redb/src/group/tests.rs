@@ -12,8 +12,9 @@ use twobox::{
     Request, RunError, Store, Table,
 };
 
-use crate::{RedbError, RedbStore};
+use crate::{RedbError, RedbOptions, RedbReader, RedbStore};
 
+use super::MOST;
 use counted::Counted;
 
 #[path = "../../tests/store/counted.rs"]
@@ -183,4 +184,70 @@ fn a_commit_that_fails_is_told_to_all() {
         assert!(matches!(placed, Err(RunError::Unknown(RedbError::Io(_)))), "{placed:?}");
     }
     assert!(matches!(again, Err(RunError::Store(_))), "{again:?}");
+}
+
+/// A panic leaves neither pages that nobody frees nor a file that is to be repaired.
+#[test]
+fn a_panic_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shop.redb");
+    let store = RedbOptions::new().shared(true).create(&path).unwrap();
+    let pages = || store.database().begin_write().unwrap().stats().unwrap().allocated_pages();
+    let before = pages();
+    assert!(catch_unwind(AssertUnwindSafe(giving_up(&store, 1, true))).is_err());
+    assert_eq!(pages(), before);
+    store.close().unwrap();
+    RedbReader::open(&path).unwrap();
+}
+
+/// Whoever breaks the transaction with redb's own means, as by a panic in the middle of a change, spoils nobody else's work: nothing was
+/// committed, and only this one is told so (P2).
+#[test]
+fn who_breaks_the_transaction_spoils_nobody() {
+    const YOURS: TableDefinition<'_, u64, u64> = TableDefinition::new("yours");
+    for place in 0..4 {
+        let (storage, store) = store();
+        let mut work: Vec<Work<'_, Placing>> = (1..=3).map(|n| placing(&store, n, "notebook")).collect();
+        let breaking: Work<'_, Placing> = Box::new(|| {
+            let broken = store.write(NOW, |tx| {
+                let mut table = tx.redb().open_table(YOURS).unwrap();
+                table.insert(1, 1).unwrap();
+                let caught = catch_unwind(AssertUnwindSafe(|| table.retain(|_, _| panic!("this is part of the test"))));
+                assert!(caught.is_err());
+                Ok::<_, ()>(())
+            });
+            assert!(matches!(broken, Err(RunError::Unknown(RedbError::Broken))), "{broken:?}");
+            Err(RunError::Store(RedbError::Broken))
+        });
+        work.insert(place, breaking);
+        let (mut placed, _) = together(&store, &storage, work);
+        assert!(placed.remove(place).is_ok(), "at {place}");
+        assert!(placed.into_iter().all(|placed| !placed.unwrap().unwrap().repeated), "at {place}");
+        assert_eq!(orders(&store), 3, "at {place}");
+    }
+}
+
+/// However many come, and never cease to, a commit is not put off for ever.
+#[test]
+fn those_who_never_cease_to_come_put_no_commit_off() {
+    fn comes<'s, 'e>(scope: &'s thread::Scope<'s, 'e>, store: &'e RedbStore, left: usize) {
+        scope.spawn(move || {
+            let mut next = (left > 0).then(|| left - 1);
+            let written = store.write(NOW, |tx| {
+                if let Some(left) = next.take() {
+                    comes(scope, store, left);
+                    while store.group.waiting.load(Ordering::SeqCst) == 0 {
+                        thread::yield_now();
+                    }
+                }
+                tx.redb().open_table(MINE).map_err(RedbError::from)?.insert(left as u64, 0).map_err(RedbError::from)?;
+                Ok::<_, RedbError>(())
+            });
+            assert!(written.is_ok(), "{written:?}");
+        });
+    }
+    let (storage, store) = store();
+    let ((), counts) = storage.of(|| thread::scope(|scope| comes(scope, &store, MOST)));
+    assert_eq!(store.database().begin_read().unwrap().open_table(MINE).unwrap().len().unwrap(), MOST as u64 + 1);
+    assert_eq!(counts.syncs, 2);
 }

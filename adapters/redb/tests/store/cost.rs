@@ -1,6 +1,7 @@
 //! What is asked of the disk, counted: syncs for each step of an order's life, and bytes that do not grow with what lies in the store.
 
 use std::convert::Infallible;
+use std::mem;
 use std::time::Duration;
 
 use redb::Builder;
@@ -119,6 +120,29 @@ fn deliveries_that_are_not_synced_cost_no_sync() {
     assert_eq!((confirmed, counts.syncs), (64, 0));
     let ((), counts) = sender.of(|| place(&shop, 64..65));
     assert_eq!(counts.syncs, 1);
+}
+
+/// F4: a start that is not synced is not counted when the process is killed, unless something else was committed since.
+#[test]
+fn starts_that_are_not_synced_are_forgotten() {
+    let policy = DeliveryPolicy::default();
+    for (synced, starts) in [(true, [1, 2, 3]), (false, [1, 1, 1])] {
+        let disk = Disk::default();
+        let shop = RedbStore::create_on(disk.clone()).unwrap();
+        place(&shop, 0..1);
+        shop.close().unwrap();
+        let mut bytes = disk.bytes();
+        let lives = [1, 2, 3].map(|life| {
+            let disk = Disk::with(mem::take(&mut bytes));
+            let shop = RedbStore::open_on(disk.clone()).unwrap().sync_deliveries(synced);
+            let claim = Claim::new(&policy, Owner::new("relay-1").unwrap(), Duration::from_secs(1), 1).unwrap();
+            let claimed = shop.run(claim, at(life * 10_000_000)).unwrap();
+            // Killed: what was written by then is there, and nothing is closed.
+            bytes = disk.bytes();
+            claimed.runs[0].deliveries[0].attempt
+        });
+        assert_eq!(lives, starts);
+    }
 }
 
 /// Orders that were delivered, applied and confirmed.
