@@ -39,8 +39,8 @@ pub trait Transition {
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Self::Outcome>, Self::Refusal>;
 
     /// Whether a crash may undo it, after its commit, without breaking a promise: it is then done again. So a claim whose lease is gone, or a
-    /// settlement, after which the event is delivered once more (P3) and the inbox absorbs it (P5). A store may be told not to make
-    /// such a commit durable at once. `false` if not said otherwise.
+    /// settlement, after which the event is delivered once more (P3) and the inbox absorbs it (P5). The starts and failures that it counted are
+    /// lost with it (F4). A store may be told not to make such a commit durable at once. `false` if not said otherwise.
     fn may_be_lost(&self) -> bool {
         false
     }
