@@ -81,7 +81,7 @@ pub fn redrive_all<S: Store>(
     }
 }
 
-/// Removes everything that is past its retention, in transactions that look at `limit` rows each, and says how many rows
+/// Removes everything that is past its retention, which should be [checked](Retention::checked) and is not checked again here, in transactions that look at `limit` rows each, and says how many rows
 /// were past it, not counting those that went with another row (P7).
 ///
 /// # Errors

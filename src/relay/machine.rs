@@ -124,7 +124,7 @@ pub struct Ticket {
 pub struct Counters {
     /// Events that were claimed.
     pub claimed: u64,
-    /// Publishes that were started.
+    /// Publishes that were handed out; some may have been taken back before a publisher was called.
     pub published: u64,
     /// Events that are confirmed and settled.
     pub confirmed: u64,

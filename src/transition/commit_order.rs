@@ -90,7 +90,9 @@ pub enum CommitRefused {
     #[error(transparent)]
     ParametersDiffer(#[from] ParametersDiffer),
     /// Another request has an order of this name.
-    #[error("order id {order:?} belongs to request {owner}; take an id that only this request can have")]
+    #[error(
+        "order id {order:?} belongs to request {owner}; take an id that only this request can have. If it is this request, its order was placed, and its key was purged"
+    )]
     OrderIdTaken {
         /// The id.
         order: OrderId,

@@ -167,7 +167,10 @@ fn commit_order_that_is_not_written() {
             let rows = [request_row, std::slice::from_ref(&taken), rest].concat();
             let refused = decide(retry.clone(), &rows).unwrap_err();
             assert_eq!(refused, CommitRefused::OrderIdTaken { order: name("o"), owner: name_key("x", "y") });
-            assert_eq!(refused.to_string(), "order id \"o\" belongs to request x/y; take an id that only this request can have");
+            assert_eq!(
+                refused.to_string(),
+                "order id \"o\" belongs to request x/y; take an id that only this request can have. If it is this request, its order was placed, and its key was purged"
+            );
         }
         let rows = [request_row, std::slice::from_ref(&event_taken)].concat();
         let refused = decide(retry.clone(), &rows).unwrap_err();
