@@ -5,6 +5,7 @@
 use std::error::Error;
 use std::path::Path;
 
+use plotters::coord::CoordTranslate;
 use plotters::prelude::*;
 use twobox_speed::report::{kept, root};
 
@@ -71,14 +72,7 @@ fn by_hand(path: &Path, syncs: &str, title: &str) -> Done {
         let (x, y) = chart.backend_coord(&(0.0, rows - 0.5 - at as f64));
         area.draw(&Text::new(name.clone(), (x - 8, y), TextStyle::from((FONT, 13)).pos(anchor)))?;
     }
-    let legend = SeriesLabelPosition::LowerRight;
-    chart
-        .configure_series_labels()
-        .position(legend)
-        .background_style(WHITE.filled())
-        .border_style(BLACK)
-        .label_font((FONT, 13))
-        .draw()?;
+    legend(&mut chart, SeriesLabelPosition::LowerRight)?;
     Ok(area.present()?)
 }
 
@@ -117,14 +111,7 @@ fn callers(path: &Path) -> Done {
         let series = chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
         series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
-    let legend = SeriesLabelPosition::UpperLeft;
-    chart
-        .configure_series_labels()
-        .position(legend)
-        .background_style(WHITE.filled())
-        .border_style(BLACK)
-        .label_font((FONT, 13))
-        .draw()?;
+    legend(&mut chart, SeriesLabelPosition::UpperLeft)?;
     Ok(area.present()?)
 }
 
@@ -150,8 +137,13 @@ fn soak(path: &Path) -> Done {
         let series = chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
         series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
-    let mut labels = chart.configure_series_labels();
-    let labels = labels.position(SeriesLabelPosition::LowerRight).background_style(WHITE.filled());
-    labels.border_style(BLACK).label_font((FONT, 13)).draw()?;
+    legend(&mut chart, SeriesLabelPosition::LowerRight)?;
     Ok(area.present()?)
+}
+
+/// Says which series is which, in a corner of the plot.
+fn legend<'a, C: CoordTranslate>(chart: &mut ChartContext<'a, SVGBackend<'a>, C>, corner: SeriesLabelPosition) -> Done {
+    let mut labels = chart.configure_series_labels();
+    let labels = labels.position(corner).background_style(WHITE.filled());
+    Ok(labels.border_style(BLACK).label_font((FONT, 13)).draw()?)
 }
