@@ -11,9 +11,9 @@ use twobox::store::CONFLICT_TRIES;
 use twobox::store::asynchronous::{AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction};
 use twobox::transition::call::{CallKey, Intend, Start, WhenUnknown};
 use twobox::{
-    Applied, Batch, Body, Cancel, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft, Dump, Ending, Event, Fingerprint,
-    Headers, Key, LeaseRef, Load, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered, Renew, Request,
-    Rows, RunError, RunResult, Settle, Store, Tables, Transaction,
+    Applied, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft, Dump, Ending, Event,
+    Fingerprint, Headers, Key, LeaseRef, Load, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered,
+    Renew, Request, Rows, RunError, RunResult, Settle, Store, Tables, Transaction,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -128,7 +128,7 @@ fn event() -> Event {
 /// Calls a macro with a short name, the tables beforehand, and a transition that changes them: one of each kind.
 macro_rules! each_transition {
     ($call:ident) => {
-        let policy = DeliveryPolicy::default();
+        let policy = Checked::<DeliveryPolicy>::default();
         let (first, second) = (request("r1"), request("r2"));
         let claim = || Claim::new(&policy, name("me"), Duration::from_millis(500), 10).unwrap();
         let lease = || LeaseRef { lane: name("k"), token: NOW.get() + 1 };
