@@ -110,6 +110,16 @@ pub(crate) fn check_text(field: &'static str, max: usize, text: &str) -> Result<
     }
 }
 
+/// A text of this module, for those who have checked it already.
+pub(crate) trait Name: for<'a> TryFrom<&'a str, Error = Invalid> {
+    const MAX: usize;
+
+    /// Of a text that is right, if it is not longer than [`Name::MAX`]: the other rules are the same for all names.
+    fn of_checked(text: Arc<str>) -> Self;
+
+    fn text(&self) -> &Arc<str>;
+}
+
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $field:literal, $max:literal) => {
         $(#[$doc])*
@@ -131,6 +141,18 @@ macro_rules! name {
             /// The text.
             #[must_use]
             pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl Name for $name {
+            const MAX: usize = $max;
+
+            fn of_checked(text: Arc<str>) -> Self {
+                Self(text)
+            }
+
+            fn text(&self) -> &Arc<str> {
                 &self.0
             }
         }
