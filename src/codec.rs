@@ -1,7 +1,7 @@
 //! Rows as bytes, for stores that keep bytes: the format of version [`FORMAT_VERSION`](crate::FORMAT_VERSION).
 //!
 //! Keys sort as bytes in the order of [`Key`]: their texts, which have no control characters, are joined by a NUL.
-//! Values are a revision and the fields of the row; numbers are LEB128, texts and bytes have their length before them.
+//! Values are a revision and the fields of the row; numbers are LEB128, times are 8 bytes in big endian, texts and bytes have their length before them.
 //! What is read is checked as strictly as what is given to a constructor, so damaged bytes end in [`Damaged`] and not in a wrong row.
 //! That a value belongs to its key, and was not changed elsewhere, is for a checksum of the adapter to find out.
 
@@ -454,7 +454,7 @@ impl Writer<'_> {
     }
 
     fn time(&mut self, time: Millis) {
-        self.number(time.get());
+        self.0.extend_from_slice(&time.get().to_be_bytes());
     }
 
     fn state(&mut self, tag: u64, at: Millis) {
@@ -535,7 +535,8 @@ impl<'a> Parser<'a, '_> {
     }
 
     fn time(&mut self) -> Result<Millis, Damaged> {
-        self.number().map(Millis::new)
+        let bytes = self.take(8)?;
+        bytes.try_into().map(|bytes| Millis::new(u64::from_be_bytes(bytes))).map_err(|_| self.damaged("a short time"))
     }
 
     fn bytes(&mut self) -> Result<&'a [u8], Damaged> {

@@ -101,7 +101,7 @@ pub(crate) fn check_text(field: &'static str, max: usize, text: &str) -> Result<
         return Err(Invalid::TooLong { field, max, length, begins });
     }
     // Most texts are plain, and each row that is read has several.
-    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+    if text.bytes().fold(true, |plain, byte| plain & matches!(byte, b' '..=b'~')) {
         return Ok(());
     }
     match text.char_indices().find(|(_, c)| c.is_control()) {

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 use core::cell::OnceCell;
+use core::mem;
 use core::ops::Range;
 
 use redb::{TableError, WriteTransaction};
@@ -11,30 +12,60 @@ use twobox::{
     Table, Transition,
 };
 
-use super::load::{Opened, Scratch, load};
-use super::{INDEX, ROWS, Source, index_error, seal};
+use super::due::Moves;
+use super::load::{Opened, Tables, load};
+use super::seal::Place;
+use super::{DUE, INDEX, ROWS, Source, index_error};
 use crate::error::{RedbError, shielded};
 
 /// Writes a batch, if all of its guards hold. After an error nothing or a part of it may be written.
-pub(crate) fn apply(tables: &mut Opened<'_, WriteTransaction>, batch: &Batch) -> Result<Applied, RedbError> {
-    shielded(|| write_all(tables, Known::default(), batch))
+pub(crate) fn apply(opened: &mut Opened<'_, WriteTransaction>, batch: &Batch) -> Result<Applied, RedbError> {
+    shielded(|| write_all(opened, Known::default(), batch))
+}
+
+/// Writes what is still to be written before the transaction is committed, or used by others. The flag is raised if a part of it may be left.
+pub(crate) fn flush(opened: &mut Opened<'_, WriteTransaction>, broken: &mut bool) -> Result<(), RedbError> {
+    let Opened { tables, moves, .. } = opened;
+    if moves.is_empty() {
+        return Ok(());
+    }
+    let flushed = shielded(|| {
+        let mut due = taken(&mut tables.due, || tables.source.table(DUE))?;
+        moves.write(&mut due)?;
+        tables.due = due.into();
+        Ok(())
+    });
+    *broken |= flushed.is_err();
+    flushed
+}
+
+/// Answers a query in a transaction that writes.
+pub(crate) fn load_written(
+    opened: &mut Opened<'_, WriteTransaction>,
+    query: &Query,
+    broken: &mut bool,
+) -> Result<Rows, RedbError> {
+    if matches!(query, Query::Due { .. }) {
+        flush(opened, broken)?;
+    }
+    load(opened, query)
 }
 
 /// Runs a transition, as [`twobox::Tables::step`] says. The flag is raised before anything is written, and lowered when all of it is.
 pub(crate) fn step<T: Transition>(
-    tables: &mut Opened<'_, WriteTransaction>,
+    opened: &mut Opened<'_, WriteTransaction>,
     broken: &mut bool,
     transition: &T,
     now: Millis,
 ) -> Stepped<T, RedbError> {
     let query = transition.query(now);
-    let rows = load(tables, &query).map_err(RunError::Store)?;
+    let rows = load_written(opened, &query, broken).map_err(RunError::Store)?;
     let Decision { batch, outcome } = transition.decide(now, &rows).map_err(RunError::Refused)?;
     if batch.is_empty() {
         return Ok(Step { outcome, wrote: false });
     }
     *broken = true;
-    let applied = shielded(|| write_all(tables, Known::new(&query, &rows), &batch)).map_err(RunError::Store)?;
+    let applied = shielded(|| write_all(opened, Known::new(&query, &rows), &batch)).map_err(RunError::Store)?;
     *broken = false;
     match applied {
         Applied::Written => Ok(Step { outcome, wrote: true }),
@@ -56,12 +87,11 @@ struct Known<'a> {
 impl<'a> Known<'a> {
     fn new(query: &'a Query, rows: &'a Rows) -> Self {
         let asked = if let Query::Rows(keys) = query { keys.as_slice() } else { &[] };
-        let mut found: Vec<_> = rows.as_slice().iter().map(|stored| (stored.record.key(), stored)).collect();
-        // By table first: what is left of each is in order already, or nearly.
-        found.sort_by_key(|(key, _)| key.table());
-        for rows in found.chunk_by_mut(|(a, _), (b, _)| a.table() == b.table()) {
-            rows.sort_by(|(a, _), (b, _)| a.cmp(b));
-        }
+        let of_outbox = |stored: &&Stored| matches!(stored.record, Record::Outbox(..));
+        // Outbox rows may stand between those of lanes. Taken apart, both are in order already, or nearly, which a stable sort makes use of.
+        let mut found: Vec<_> = rows.as_slice().iter().filter(of_outbox).map(|stored| (stored.record.key(), stored)).collect();
+        found.extend(rows.as_slice().iter().filter(|stored| !of_outbox(stored)).map(|stored| (stored.record.key(), stored)));
+        found.sort_by(|(a, _), (b, _)| a.cmp(b));
         Self { asked, found, next: (0, 0) }
     }
 
@@ -79,10 +109,15 @@ impl<'a> Known<'a> {
     }
 }
 
-fn write_all(tables: &mut Opened<'_, WriteTransaction>, mut known: Known<'_>, batch: &Batch) -> Result<Applied, RedbError> {
-    let mut keys = Vec::with_capacity(batch.changes().len() * 32);
+fn write_all(
+    Opened { tables, scratch, moves }: &mut Opened<'_, WriteTransaction>,
+    mut known: Known<'_>,
+    batch: &Batch,
+) -> Result<Applied, RedbError> {
+    // Taken, so that the rest can be used meanwhile.
+    let mut keys = mem::take(&mut scratch.keys);
+    keys.clear();
     let mut checked = Vec::with_capacity(batch.changes().len());
-    let mut scratch = Scratch::default();
     for change in batch.changes() {
         let (key, start) = (change.key(), keys.len());
         codec::encode_key(&key, &mut keys);
@@ -90,7 +125,7 @@ fn write_all(tables: &mut Opened<'_, WriteTransaction>, mut known: Known<'_>, ba
         let found = match known.get(&key) {
             Some(found) => found,
             None => {
-                read = tables.get(&key, &mut scratch)?;
+                read = tables.get(&key, scratch)?;
                 read.as_ref()
             }
         };
@@ -105,7 +140,8 @@ fn write_all(tables: &mut Opened<'_, WriteTransaction>, mut known: Known<'_>, ba
         let moved = (old != new).then_some((old, new));
         checked.push(Checked { change, table: key.table(), key: start..keys.len(), moved });
     }
-    write(tables, &keys, &checked)?;
+    write(tables, moves, &keys, &checked, &mut scratch.buffer)?;
+    scratch.keys = keys;
     Ok(Applied::Written)
 }
 
@@ -119,24 +155,38 @@ struct Checked<'a> {
     moved: Option<(Option<IndexEntry>, Option<IndexEntry>)>,
 }
 
+impl Checked<'_> {
+    /// The index entries that go and come.
+    fn entries(&self) -> impl Iterator<Item = (&IndexEntry, bool)> {
+        let (old, new) = self.moved.as_ref().map_or((None, None), |(old, new)| (old.as_ref(), new.as_ref()));
+        old.map(|entry| (entry, false)).into_iter().chain(new.map(|entry| (entry, true)))
+    }
+}
+
 /// Writes the index, then the rows.
-fn write(tables: &mut Opened<'_, WriteTransaction>, keys: &[u8], changes: &[Checked<'_>]) -> Result<(), RedbError> {
-    let mut buffer = Vec::with_capacity(256);
-    let mut moved = changes.iter().filter_map(|checked| checked.moved.as_ref()).peekable();
-    if moved.peek().is_some() {
+fn write(
+    tables: &mut Tables<'_, WriteTransaction>,
+    moves: &mut Moves,
+    keys: &[u8],
+    changes: &[Checked<'_>],
+    buffer: &mut Vec<u8>,
+) -> Result<(), RedbError> {
+    let mut events = Vec::new();
+    for (entry, comes) in changes.iter().flat_map(Checked::entries) {
+        match entry {
+            IndexEntry::Due(due, lane) => moves.add(*due, lane, comes),
+            IndexEntry::Pending(..) | IndexEntry::Dead(_) => events.push((entry, comes)),
+        }
+    }
+    if !events.is_empty() {
         let mut index = taken(&mut tables.index, || tables.source.table(INDEX))?;
-        for (old, new) in moved {
-            if let Some(old) = old {
-                buffer.clear();
-                codec::encode_index_entry(old, &mut buffer);
-                if index.remove(buffer.as_slice())?.is_none() {
-                    return Err(index_error(&buffer, "its entry is missing"));
-                }
-            }
-            if let Some(new) = new {
-                buffer.clear();
-                codec::encode_index_entry(new, &mut buffer);
+        for (entry, comes) in events {
+            buffer.clear();
+            codec::encode_index_entry(entry, buffer);
+            if comes {
                 index.insert(buffer.as_slice(), ())?;
+            } else if index.remove(buffer.as_slice())?.is_none() {
+                return Err(index_error(buffer, "its entry is missing"));
             }
         }
         tables.index = index.into();
@@ -150,7 +200,7 @@ fn write(tables: &mut Opened<'_, WriteTransaction>, keys: &[u8], changes: &[Chec
             let key = &keys[key.clone()];
             match change {
                 Change::Put { expect, record } => {
-                    encode_row(table, key, record, expect.written(), &mut buffer);
+                    encode_row(table, key, record, expect.written(), buffer);
                     rows.insert(key, buffer.as_slice())?;
                 }
                 Change::Delete { .. } => {
@@ -170,5 +220,5 @@ fn taken<T>(cell: &mut OnceCell<T>, open: impl FnOnce() -> Result<T, TableError>
 fn encode_row(table: Table, key: &[u8], record: &Record, revision: Revision, buffer: &mut Vec<u8>) {
     buffer.clear();
     codec::encode_value(record, revision, buffer);
-    seal(table.name(), key, buffer);
+    Place::of(table).seal(key, buffer);
 }

@@ -4,16 +4,18 @@
 //! |-----------------|----------------------|---------------------------------------------------|
 //! | `twobox_meta`   | `format`             | the format version, with a checksum               |
 //! | `twobox_NAME`, one for each [`Table`] | the row's key | the row as bytes, with a checksum |
-//! | `twobox_index`  | the row's index entry | nothing                                           |
+//! | `twobox_index`  | the row's index entry, if it is an outbox row | nothing                   |
+//! | `twobox_due`    | a time, and a lane   | lanes that are due then, with a checksum; see `due`  |
 //!
-//! A checksum is the CRC-32 of table, key and value, and is checked at each read: redb does not verify its pages then.
-//! An index entry is checked against the row that it leads to.
+//! The places of lanes, which are index entries as well, are in blocks. An index entry is checked against the row that it leads to.
 
 mod apply;
+mod due;
 mod load;
+mod seal;
 
-use alloc::string::{String, ToString};
-use alloc::vec::Vec;
+use alloc::string::ToString;
+use core::borrow::Borrow;
 
 use redb::{MultimapTableHandle, ReadableTableMetadata as _};
 use redb::{ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError, TableHandle, Value, WriteTransaction};
@@ -22,14 +24,17 @@ use twobox::{FORMAT_VERSION, Table};
 
 use crate::error::RedbError;
 
-pub(crate) use apply::{apply, step};
+pub(crate) use apply::{apply, flush, load_written, step};
 pub(crate) use load::{Opened, load};
+
+use seal::Place;
 
 type Bytes = &'static [u8];
 
 const PREFIX: &str = "twobox_";
 const META: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_meta");
 const INDEX: TableDefinition<'_, Bytes, ()> = TableDefinition::new("twobox_index");
+const DUE: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_due");
 const FORMAT: &[u8] = b"format";
 
 /// In the order of [`Table::ALL`].
@@ -76,35 +81,10 @@ impl Source for ReadTransaction {
     }
 }
 
-/// Appends the checksum to a value.
-fn seal(table: &str, key: &[u8], value: &mut Vec<u8>) {
-    let sum = checksum(table, key, value);
-    value.extend_from_slice(&sum.to_be_bytes());
-}
-
-/// The value without its checksum, if that is right.
-fn unseal<'a>(table: &str, key: &[u8], sealed: &'a [u8]) -> Result<&'a [u8], RedbError> {
-    match sealed.split_last_chunk() {
-        Some((value, sum)) if checksum(table, key, value).to_be_bytes() == *sum => Ok(value),
-        Some(_) | None => Err(RedbError::Checksum { table: table.to_string(), key: String::from_utf8_lossy(key).into_owned() }),
-    }
-}
-
-fn checksum(table: &str, key: &[u8], value: &[u8]) -> u32 {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(table.as_bytes());
-    // The lengths keep apart what stands side by side.
-    hasher.update(&[0]);
-    hasher.update(&(key.len() as u64).to_be_bytes());
-    hasher.update(key);
-    hasher.update(value);
-    hasher.finalize()
-}
-
 /// Reads the format version: an error unless it is ours, `None` if there is none.
 fn format_in<T: ReadableTable<Bytes, Bytes>>(meta: &T) -> Result<Option<()>, RedbError> {
     let Some(sealed) = meta.get(FORMAT)? else { return Ok(None) };
-    let value = unseal(META.name(), FORMAT, sealed.value())?;
+    let value = Place::META.unseal(FORMAT, sealed.value())?;
     let found = value.try_into().map(u32::from_be_bytes);
     match found {
         Ok(FORMAT_VERSION) => Ok(Some(())),
@@ -129,6 +109,7 @@ pub(crate) fn check(tx: &ReadTransaction) -> Result<(), RedbError> {
         tx.table(definition)?;
     }
     tx.table(INDEX)?;
+    tx.table(DUE)?;
     Ok(())
 }
 
@@ -149,13 +130,23 @@ pub(crate) fn prepare(tx: &WriteTransaction) -> Result<(), RedbError> {
         return Err(RedbError::NameTaken { table: META.name().to_string(), what });
     }
     let mut version = FORMAT_VERSION.to_be_bytes().to_vec();
-    seal(META.name(), FORMAT, &mut version);
+    Place::META.seal(FORMAT, &mut version);
     meta.insert(FORMAT, version.as_slice())?;
     for definition in ROWS {
         tx.table(definition)?;
     }
     tx.table(INDEX)?;
+    tx.table(DUE)?;
     Ok(())
+}
+
+/// A key as a bound of a range. It is no reference, so it says by itself which kind of range it makes, to each of redb's interfaces.
+struct Start<'a>(&'a [u8]);
+
+impl<'a> Borrow<&'a [u8]> for Start<'a> {
+    fn borrow(&self) -> &&'a [u8] {
+        &self.0
+    }
 }
 
 /// An entry of the index that does not go together with the row that it leads to.
