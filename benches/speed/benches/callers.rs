@@ -8,10 +8,11 @@ use std::thread;
 use std::time::Instant;
 
 use twobox_speed::report::{Data, median};
-use twobox_speed::{Contender, Order, WithTwobox};
+use twobox_speed::{ByHand, Contender, Order, WithTwobox};
 use twobox_tokio::Blocking;
 
-const CALLERS: [(&str, u64); 8] = [
+/// How orders come: from so many threads or tasks, or all from one caller in one write, with twobox or by hand.
+const CALLERS: [(&str, u64); 10] = [
     ("threads", 1),
     ("threads", 2),
     ("threads", 4),
@@ -20,18 +21,40 @@ const CALLERS: [(&str, u64); 8] = [
     ("threads", 32),
     ("threads", 64),
     ("tasks", 64),
+    ("in one write", 64),
+    ("in one write by hand", 64),
 ];
 const SIZE: usize = 100;
 
 /// Orders a second, and orders for each commit.
 fn run(folder: &Path, kind: &str, callers: u64, most: u64) -> [f64; 2] {
     let folder = tempfile::tempdir_in(folder).unwrap();
-    let store = Arc::new(WithTwobox::create(folder.path()));
     let each = (most / callers).min(most / 16);
+    if kind == "in one write by hand" {
+        return counted(&ByHand::create(folder.path()), callers * each, |store| in_one_write(store, callers, each));
+    }
+    let store = Arc::new(WithTwobox::create(folder.path()));
+    counted(&*store, callers * each, |_| match kind {
+        "tasks" => on_tasks(&store, callers, each),
+        "threads" => on_threads(&store, callers, each),
+        _ => in_one_write(&*store, callers, each),
+    })
+}
+
+fn counted<C: Contender>(store: &C, orders: u64, work: impl FnOnce(&C) -> f64) -> [f64; 2] {
     let before = store.syncs().unwrap();
-    let seconds = if kind == "tasks" { on_tasks(&store, callers, each) } else { on_threads(&store, callers, each) };
-    let (orders, commits) = (callers * each, store.syncs().unwrap() - before);
-    [orders as f64 / seconds, orders as f64 / commits as f64]
+    let seconds = work(store);
+    [orders as f64 / seconds, orders as f64 / (store.syncs().unwrap() - before) as f64]
+}
+
+/// What callers place at the same time, placed by one: what is left to be gained if there were no threads to switch between.
+fn in_one_write<C: Contender>(store: &C, callers: u64, each: u64) -> f64 {
+    let begun = Instant::now();
+    for number in 0..each {
+        let orders: Vec<Order> = (0..callers).map(|caller| order(caller, number)).collect();
+        assert_eq!(store.place(&orders), 0);
+    }
+    begun.elapsed().as_secs_f64()
 }
 
 fn order(caller: u64, number: u64) -> Order {
