@@ -107,7 +107,8 @@ impl Transaction for RiggedTransaction<'_> {
 }
 
 impl Rigged {
-    fn counts(&self) -> (u32, u32, u32) {
+    /// How often it began, applied and committed.
+    pub(crate) fn counts(&self) -> (u32, u32, u32) {
         (self.begun.load(SeqCst), self.applied.load(SeqCst), self.committed.load(SeqCst))
     }
 

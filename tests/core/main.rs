@@ -15,5 +15,7 @@ mod policy;
 mod purge;
 mod relay;
 mod render;
+mod stats;
 mod support;
+mod trace;
 mod transitions;
