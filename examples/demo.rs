@@ -153,7 +153,7 @@ fn ask<S: Store>(store: &S, request: &Request, now: Millis) -> Result<&'static s
 
 /// Carries events to the receiver, in whose store the effect and the row of the inbox are one commit, and keeps its receipts.
 struct Courier<'a, S> {
-    inbox: Inbox<'a, S>,
+    inbox: Inbox<&'a S>,
     receipts: Vec<(EventId, Receipt)>,
 }
 

@@ -4,21 +4,22 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::fmt;
+use core::ops::Deref;
 
 use crate::event::Body;
 use crate::ids::{Consumer, Reason};
 use crate::relay::Message;
-use crate::store::{RunError, Store, Writing};
+use crate::store::{Reader, RunError, Store, Writing};
 use crate::time::Millis;
 use crate::transition::receive::{ContentDiffers, CountFailure, FailureCounted, Receive, Received, RecordEffect};
 
-/// The inbox of one consumer in a store. Several consumers may share a store (F8).
+/// The inbox of one consumer in a store, which it has as a reference or as an `Arc`. Several consumers may share a store (F8).
 ///
 /// What the consumer does outside of the store's transaction, such as sending a mail, can happen twice (P9):
 /// hand the event id on, or see [`transition::call`](crate::transition::call).
 #[derive(Debug)]
-pub struct Inbox<'a, S> {
-    store: &'a S,
+pub struct Inbox<R> {
+    store: R,
     consumer: Consumer,
     max_failures: u32,
     in_order: bool,
@@ -67,13 +68,18 @@ enum NotApplied {
     Failed(Reason),
 }
 
-impl<'a, S: Store> Inbox<'a, S> {
+/// A transaction of the store behind an inbox.
+pub(crate) type Tx<'t, R> = <<R as Deref>::Target as Store>::Tx<'t>;
+/// What the store behind an inbox says went wrong.
+type StoreError<R> = <<R as Deref>::Target as Reader>::Error;
+
+impl<R: Deref<Target: Store>> Inbox<R> {
     /// How often a consumer may fail on an event before it is set aside, if nothing else is said.
     pub const MAX_FAILURES: u32 = 16;
 
     /// The inbox of a consumer.
     #[must_use]
-    pub fn new(store: &'a S, consumer: Consumer) -> Self {
+    pub fn new(store: R, consumer: Consumer) -> Self {
         Self { store, consumer, max_failures: Self::MAX_FAILURES, in_order: false }
     }
 
@@ -104,8 +110,8 @@ impl<'a, S: Store> Inbox<'a, S> {
         &self,
         message: &Message,
         now: Millis,
-        handler: impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
-    ) -> Result<Receipt, RunError<S::Error, Infallible>> {
+        handler: impl FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
+    ) -> Result<Receipt, RunError<StoreError<R>, Infallible>> {
         let mut receipts = self.receive_batch(core::slice::from_ref(message), now, handler)?;
         // There is one receipt for each message, and there is one message.
         Ok(receipts.pop().unwrap_or(Receipt::Duplicate))
@@ -121,8 +127,8 @@ impl<'a, S: Store> Inbox<'a, S> {
         &self,
         messages: &[Message],
         now: Millis,
-        mut handler: impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
-    ) -> Result<Vec<Receipt>, RunError<S::Error, Infallible>> {
+        mut handler: impl FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
+    ) -> Result<Vec<Receipt>, RunError<StoreError<R>, Infallible>> {
         let mut without: BTreeMap<usize, NotApplied> = BTreeMap::new();
         let mut receipts = loop {
             let round = self.store.write(now, |tx| {
@@ -160,11 +166,11 @@ impl<'a, S: Store> Inbox<'a, S> {
     /// Receives one event of a batch in the batch's transaction.
     fn receive_in<E: fmt::Display>(
         &self,
-        tx: &mut Writing<'_, S::Tx<'_>>,
+        tx: &mut Writing<'_, Tx<'_, R>>,
         at: usize,
         message: &Message,
-        handler: &mut impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
-    ) -> Result<Receipt, Back<S::Error>> {
+        handler: &mut impl FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
+    ) -> Result<Receipt, Back<StoreError<R>>> {
         let mut receive = Receive::new(self.consumer.clone(), &message.event);
         if self.in_order {
             receive = receive.in_order(message.event.ordering_key.clone(), message.place);
@@ -188,7 +194,12 @@ impl<'a, S: Store> Inbox<'a, S> {
         }
     }
 
-    fn count_failure(&self, message: &Message, reason: Reason, now: Millis) -> Result<Receipt, RunError<S::Error, Infallible>> {
+    fn count_failure(
+        &self,
+        message: &Message,
+        reason: Reason,
+        now: Millis,
+    ) -> Result<Receipt, RunError<StoreError<R>, Infallible>> {
         let mut count = CountFailure::new(self.consumer.clone(), &message.event, reason.clone(), self.max_failures);
         if self.in_order {
             count = count.in_order(message.event.ordering_key.clone(), message.place);

@@ -4,6 +4,7 @@
 extern crate alloc;
 
 mod boundary;
+mod checked;
 pub mod codec;
 mod event;
 mod fingerprint;
@@ -23,6 +24,7 @@ pub mod transition;
 mod upkeep;
 
 pub use boundary::{Batch, Change, Decision, Expect, Keys, Query, Rows, Transition};
+pub use checked::Checked;
 pub use event::{Body, Draft, Event, Headers};
 pub use fingerprint::{Digest, Fingerprint};
 pub use ids::{
@@ -32,7 +34,7 @@ pub use ids::{
 pub use inbox::{Handled, Inbox, Receipt};
 pub use policy::{DeliveryPolicy, WhenDead};
 pub use render::Dump;
-pub use retention::Retention;
+pub use retention::{RedriveWindow, Retention};
 pub use stats::{Counts, Stats};
 pub use store::{Applied, End, Load, Reader, RunError, Step, Stepped, Store, Tables, Transaction, Writing};
 pub use table::{

@@ -4,6 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use core::time::Duration;
 
+use crate::checked::Checked;
 use crate::fingerprint::Digest;
 use crate::ids::{EventId, Invalid};
 
@@ -51,13 +52,20 @@ impl Default for DeliveryPolicy {
     }
 }
 
+impl Default for Checked<DeliveryPolicy> {
+    /// The defaults, which go together.
+    fn default() -> Self {
+        Self::new(DeliveryPolicy::default())
+    }
+}
+
 impl DeliveryPolicy {
     /// The policy, if its settings go together.
     ///
     /// # Errors
     ///
     /// [`Invalid`] if a limit is zero, the backoff is shorter than a millisecond or longer than its cap, or `max_starts` is not larger than `max_failures`.
-    pub fn checked(self) -> Result<Self, Invalid> {
+    pub fn checked(self) -> Result<Checked<Self>, Invalid> {
         let refuse = |field, reason: String| Err(Invalid::Unsafe { field, reason: reason.into() });
         let Self { backoff_base: base, backoff_cap: cap, max_failures: failures, max_starts: starts, when_dead: _ } = self;
         if base < Duration::from_millis(1) {
@@ -74,7 +82,7 @@ impl DeliveryPolicy {
             let reason = format!("it is {starts}, but each failure is a start too; give more than max_failures ({failures})");
             return refuse("max_starts", reason);
         }
-        Ok(self)
+        Ok(Checked::new(self))
     }
 
     /// How long an event may be retried before it is dead, if the broker can be reached: each failure with the longest backoff.

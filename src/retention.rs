@@ -3,6 +3,7 @@
 use alloc::format;
 use core::time::Duration;
 
+use crate::checked::Checked;
 use crate::ids::Invalid;
 use crate::policy::DeliveryPolicy;
 
@@ -10,9 +11,9 @@ use crate::policy::DeliveryPolicy;
 ///
 /// ```
 /// use core::time::Duration;
-/// use twobox::{DeliveryPolicy, Retention};
+/// use twobox::{Checked, DeliveryPolicy, Retention};
 ///
-/// let policy = DeliveryPolicy::default();
+/// let policy: Checked<DeliveryPolicy> = Checked::default();
 /// let kept = Retention { events: Duration::from_secs(3600), ..Retention::default() }.checked(&policy)?;
 ///
 /// // A consumer that forgets before the sender has stopped to redeliver would apply an event twice.
@@ -61,7 +62,7 @@ impl Retention {
     /// [`Invalid::Unsafe`] if the inbox is kept for less than twice the longest time over which an event is retried
     /// ([`DeliveryPolicy::longest_retry`]), orders for less than request keys, positions for less than twice as long as events or less than the inbox, or anything for less than
     /// [`Retention::SHORTEST`].
-    pub fn checked(self, policy: &DeliveryPolicy) -> Result<Self, Invalid> {
+    pub fn checked(self, policy: &Checked<DeliveryPolicy>) -> Result<Checked<Self>, Invalid> {
         let refuse = |field, reason| Err(Invalid::Unsafe { field, reason });
         let needed = policy.longest_retry() * 2;
         if self.inbox < needed {
@@ -85,13 +86,27 @@ impl Retention {
                           the inbox, and twice as long as events";
             return refuse("retention of positions", reason.into());
         }
-        Ok(self)
+        Ok(Checked::new(self))
     }
+}
 
+impl Checked<Retention> {
     /// How long after its commit a dead event may be redriven without a consumer having forgotten it (F10): what is redriven at the end
     /// of it is still known when it is dead again.
     #[must_use]
-    pub fn redrive_window(&self, policy: &DeliveryPolicy) -> Duration {
-        self.inbox.saturating_sub(policy.longest_retry())
+    pub fn redrive_window(&self, policy: &Checked<DeliveryPolicy>) -> RedriveWindow {
+        RedriveWindow(self.inbox.saturating_sub(policy.longest_retry()))
+    }
+}
+
+/// For how long after its commit an event may be redriven, as a [checked](Retention::checked) retention allows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RedriveWindow(Duration);
+
+impl RedriveWindow {
+    /// The same as a duration.
+    #[must_use]
+    pub const fn get(self) -> Duration {
+        self.0
     }
 }

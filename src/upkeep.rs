@@ -3,11 +3,11 @@
 use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::num::NonZeroU16;
-use core::time::Duration;
 
 use crate::boundary::Query;
+use crate::checked::Checked;
 use crate::ids::{EventId, EventType};
-use crate::retention::Retention;
+use crate::retention::{RedriveWindow, Retention};
 use crate::store::{Load, RunError, Store};
 use crate::table::{OutboxRow, Record};
 use crate::time::Millis;
@@ -55,7 +55,7 @@ pub fn dead_letters<L: Load>(tables: &mut L, after: Option<EventId>, limit: usiz
 pub fn redrive_all<S: Store>(
     store: &S,
     event_type: Option<&EventType>,
-    window: Duration,
+    window: RedriveWindow,
     now: Millis,
 ) -> Result<Operated, RunError<S::Error, Infallible>> {
     const PAGE: usize = 256;
@@ -81,15 +81,14 @@ pub fn redrive_all<S: Store>(
     }
 }
 
-/// Removes everything that is past its retention, which should be [checked](Retention::checked) and is not checked again here, in transactions that look at `limit` rows each, and says how many rows
-/// were past it, not counting those that went with another row (P7).
+/// Removes everything that is past its retention, in transactions that look at `limit` rows each, and says how many rows were past it, not counting those that went with another row (P7).
 ///
 /// # Errors
 ///
 /// The store's. What was removed stays removed: call again.
 pub fn purge_all<S: Store>(
     store: &S,
-    retention: &Retention,
+    retention: &Checked<Retention>,
     limit: NonZeroU16,
     now: Millis,
 ) -> Result<usize, RunError<S::Error, Infallible>> {

@@ -14,7 +14,7 @@ use twobox::{
     Reason, Receipt, Request, Retention, Store, WhenDead,
 };
 use twobox_memory::MemoryStore;
-use twobox_redb::{RedbOptions, RedbStore};
+use twobox_redb::RedbOptions;
 
 /// The rows of the page by section and setting: default, unit, consequence.
 fn page() -> BTreeMap<(String, String), (String, String, String)> {
@@ -53,14 +53,13 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
     let DeliveryPolicy { backoff_base, backoff_cap, max_failures, max_starts, when_dead } = DeliveryPolicy::default();
     let settings = RelaySettings::new(Owner::new("relay").unwrap());
     let RelaySettings { owner: _, policy, window, run, lease, poll, pause_base, pause_cap } = settings;
-    assert_eq!(policy, DeliveryPolicy::default());
+    assert_eq!(policy.as_ref(), &DeliveryPolicy::default());
     let Retention { events, inbox, requests, orders, positions } = Retention::default();
     let when_dead = match when_dead {
         WhenDead::Block => "Block",
         WhenDead::Continue => "Continue",
     };
     let options = format!("{:?}", RedbOptions::new());
-    let redb = format!("{:?}", RedbStore::create_on(redb::backends::InMemoryBackend::new()).unwrap());
     let rows = [
         ("DeliveryPolicy", "backoff_base", ms(backoff_base)),
         ("DeliveryPolicy", "backoff_cap", ms(backoff_cap)),
@@ -83,7 +82,7 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         ("RedbOptions", "cache_bytes", number(said_by(&options, "cache_bytes"), "bytes")),
         ("RedbOptions", "verify_on_open", number(said_by(&options, "verify"), "rule")),
         ("RedbOptions", "shared", number(said_by(&options, "shared"), "rule")),
-        ("RedbOptions", "sync_deliveries", number(said_by(&redb, "syncs_deliveries"), "rule")),
+        ("RedbOptions", "sync_deliveries", number(said_by(&options, "sync_deliveries"), "rule")),
         ("limits", "CommitOrder::MAX_EVENTS", number(CommitOrder::MAX_EVENTS, "events")),
         ("limits", "Claim::MAX", number(Claim::MAX, "events")),
         ("limits", "Body::MAX", number(Body::MAX, "bytes")),

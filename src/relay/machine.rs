@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::Published;
+use crate::checked::Checked;
 use crate::ids::{EventId, Invalid, OrderingKey, Owner, Reason};
 use crate::policy::DeliveryPolicy;
 use crate::time::Millis;
@@ -18,7 +19,7 @@ pub struct RelaySettings {
     /// The relay's own name; two relays that run at once must not share one.
     pub owner: Owner,
     /// How delivery is retried and given up.
-    pub policy: DeliveryPolicy,
+    pub policy: Checked<DeliveryPolicy>,
     /// How many events may be claimed and not yet settled. Default 256.
     pub window: usize,
     /// How many events of one lane are claimed at once. Default 16.
@@ -39,7 +40,7 @@ impl RelaySettings {
     pub fn new(owner: Owner) -> Self {
         Self {
             owner,
-            policy: DeliveryPolicy::default(),
+            policy: Checked::default(),
             window: 256,
             run: 16,
             lease: Duration::from_secs(30),
@@ -53,9 +54,8 @@ impl RelaySettings {
     ///
     /// # Errors
     ///
-    /// [`Invalid`] if the policy is refused, the window is not 1 to [`Claim::MAX`], the run is not 1 to the window, or a time is too short.
-    pub fn checked(mut self) -> Result<Self, Invalid> {
-        self.policy = self.policy.checked()?;
+    /// [`Invalid`] if the window is not 1 to [`Claim::MAX`], the run is not 1 to the window, or a time is too short.
+    pub fn checked(self) -> Result<Checked<Self>, Invalid> {
         let refuse = |field, reason: &str| Err(Invalid::Unsafe { field, reason: reason.into() });
         if self.window == 0 || self.window > Claim::MAX {
             return Err(Invalid::OutOfRange { field: "window", min: 1, max: Claim::MAX as u64, value: self.window as u64 });
@@ -72,7 +72,7 @@ impl RelaySettings {
         if self.pause_cap < self.pause_base {
             return refuse("pause_cap", "it is shorter than pause_base");
         }
-        Ok(self)
+        Ok(Checked::new(self))
     }
 }
 
@@ -102,7 +102,7 @@ pub struct Exchange {
 impl Exchange {
     /// The transitions to run, one after the other, in one transaction.
     #[must_use]
-    pub fn into_transitions(self, settings: &RelaySettings) -> (Option<Settle<'_>>, Option<Claim<'_>>) {
+    pub fn into_transitions(self, settings: &Checked<RelaySettings>) -> (Option<Settle<'_>>, Option<Claim<'_>>) {
         let settle = (!self.settle.is_empty()).then(|| Settle::new(&settings.policy, self.settle));
         // The settings allow only windows that a claim takes; a claim of nothing is refused, and is none.
         let claim = Claim::new(&settings.policy, settings.owner.clone(), settings.lease, self.claim).ok();
@@ -199,7 +199,7 @@ enum UnderWay {
 /// to it copies and compares it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RelayMachine {
-    settings: RelaySettings,
+    settings: Checked<RelaySettings>,
     /// The machine's own time, which never steps back, and the clock's time that it was last told.
     now: Millis,
     told: Millis,
@@ -254,7 +254,7 @@ impl RelayMachine {
 
     /// How it works.
     #[must_use]
-    pub fn settings(&self) -> &RelaySettings {
+    pub const fn settings(&self) -> &Checked<RelaySettings> {
         &self.settings
     }
 

@@ -4,11 +4,12 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use core::future::Future;
+use core::ops::Deref;
 use core::slice;
 
 use crate::event::Event;
 use crate::ids::Reason;
-use crate::inbox::{Handled, Inbox, Receipt};
+use crate::inbox::{Handled, Inbox, Receipt, Tx};
 use crate::store::{Store, Writing};
 use crate::time::Millis;
 use crate::transition::lane::Place;
@@ -65,8 +66,8 @@ impl<P: Publisher + ?Sized> Publisher for &mut P {
 /// fails is tried again, what is refused or set aside is not brought again.
 ///
 /// Its faults can be injected, for tests and demonstrations.
-pub struct InProcess<'a, S, H, F = fn(&Message) -> Option<Fault>> {
-    inbox: Inbox<'a, S>,
+pub struct InProcess<R, H, F = fn(&Message) -> Option<Fault>> {
+    inbox: Inbox<R>,
     handler: H,
     faults: F,
 }
@@ -80,32 +81,32 @@ pub enum Fault {
     After(Published),
 }
 
-impl<S, H, F> fmt::Debug for InProcess<'_, S, H, F> {
+impl<R, H, F> fmt::Debug for InProcess<R, H, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InProcess").finish_non_exhaustive()
     }
 }
 
-impl<'a, S: Store, H> InProcess<'a, S, H> {
+impl<R: Deref<Target: Store>, H> InProcess<R, H> {
     /// Delivers to this inbox, with this handler; see [`Inbox::receive`].
     // The bound is here as well, so that a closure is taken for a handler of every transaction.
-    pub fn new<E: fmt::Display>(inbox: Inbox<'a, S>, handler: H) -> Self
+    pub fn new<E: fmt::Display>(inbox: Inbox<R>, handler: H) -> Self
     where
-        H: FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
+        H: FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
     {
         Self { inbox, handler, faults: |_| None }
     }
 
     /// Asks for each message whether something goes wrong with it.
-    pub fn with_faults<F: FnMut(&Message) -> Option<Fault>>(self, faults: F) -> InProcess<'a, S, H, F> {
+    pub fn with_faults<F: FnMut(&Message) -> Option<Fault>>(self, faults: F) -> InProcess<R, H, F> {
         InProcess { inbox: self.inbox, handler: self.handler, faults }
     }
 }
 
-impl<S, H, F, E> Publisher for InProcess<'_, S, H, F>
+impl<R, H, F, E> Publisher for InProcess<R, H, F>
 where
-    S: Store,
-    H: FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
+    R: Deref<Target: Store>,
+    H: FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
     E: fmt::Display,
     F: FnMut(&Message) -> Option<Fault>,
 {
@@ -130,10 +131,10 @@ where
     }
 }
 
-impl<S: Store, H, F> InProcess<'_, S, H, F> {
+impl<R: Deref<Target: Store>, H, F> InProcess<R, H, F> {
     fn deliver<E>(&mut self, messages: &[Message], now: Millis) -> Vec<Published>
     where
-        H: FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
+        H: FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
         E: fmt::Display,
     {
         if messages.is_empty() {

@@ -7,6 +7,7 @@ use core::future::Future;
 use super::machine::{Exchange, RelaySettings, Ticket};
 use super::publisher::{Message, Published};
 use crate::boundary::{Query, Rows};
+use crate::checked::Checked;
 use crate::event::Event;
 use crate::ids::Reason;
 use crate::store::asynchronous::{AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction};
@@ -29,7 +30,7 @@ pub type Exchanged = (Option<Settled>, Option<Claimed>);
 /// The store's, for [`RelayMachine::handle_store_failed`](super::RelayMachine::handle_store_failed).
 pub fn run_exchange<S: Store>(
     store: &S,
-    settings: &RelaySettings,
+    settings: &Checked<RelaySettings>,
     now: Millis,
     exchange: Exchange,
 ) -> Result<Exchanged, RelayError<S::Error>> {
@@ -54,7 +55,7 @@ pub fn run_exchange<S: Store>(
 #[expect(clippy::manual_async_fn, reason = "says that the future is Send, which a driver that spawns relies on")]
 pub fn run_exchange_async<'a, S: AsyncStore>(
     store: &'a S,
-    settings: &'a RelaySettings,
+    settings: &'a Checked<RelaySettings>,
     now: Millis,
     exchange: Exchange,
 ) -> impl Future<Output = Result<Exchanged, RelayError<S::Error>>> + Send + 'a {

@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use super::lane::{LeaseRef, Place};
 use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition};
+use crate::checked::Checked;
 use crate::ids::{EventId, Invalid, Owner, Reason};
 use crate::policy::{DeliveryPolicy, WhenDead};
 use crate::table::{DeliveryState, Lease, OutboxRow, Record, Revision};
@@ -25,7 +26,7 @@ use crate::time::Millis;
 /// read to say when to come again).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Claim<'a> {
-    policy: &'a DeliveryPolicy,
+    policy: &'a Checked<DeliveryPolicy>,
     owner: Owner,
     lease: Duration,
     limit: usize,
@@ -42,7 +43,7 @@ impl<'a> Claim<'a> {
     /// # Errors
     ///
     /// [`Invalid`] if the limit is out of range or the lease is shorter than a millisecond.
-    pub fn new(policy: &'a DeliveryPolicy, owner: Owner, lease: Duration, limit: usize) -> Result<Self, Invalid> {
+    pub fn new(policy: &'a Checked<DeliveryPolicy>, owner: Owner, lease: Duration, limit: usize) -> Result<Self, Invalid> {
         if limit == 0 || limit > Self::MAX {
             return Err(Invalid::OutOfRange { field: "limit", min: 1, max: Self::MAX as u64, value: limit as u64 });
         }

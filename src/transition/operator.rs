@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition, seek};
 use crate::ids::{EventId, Invalid, Reason};
+use crate::retention::RedriveWindow;
 use crate::table::{DeliveryState, LaneRow, OutboxRow, Record};
 use crate::time::Millis;
 
@@ -204,18 +205,18 @@ impl Transition for Cancel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Redrive {
     targets: Targets,
-    window: Duration,
+    window: RedriveWindow,
     force: bool,
 }
 
 impl Redrive {
-    /// Redrives 1 to 256 events, if they were committed within `window`: the [`redrive_window`](crate::Retention::redrive_window) of the
+    /// Redrives 1 to 256 events, if they were committed within `window`: the [`redrive_window`](crate::Checked::redrive_window) of the
     /// consumer that forgets first.
     ///
     /// # Errors
     ///
     /// [`Invalid`] if there are no events or too many.
-    pub fn new(events: impl IntoIterator<Item = EventId>, window: Duration) -> Result<Self, Invalid> {
+    pub fn new(events: impl IntoIterator<Item = EventId>, window: RedriveWindow) -> Result<Self, Invalid> {
         Ok(Self { targets: Targets::new(events)?, window, force: false })
     }
 
@@ -241,8 +242,9 @@ impl Transition for Redrive {
                 return Err(NotDone::State { state: row.state, wanted: "dead" });
             };
             let age = now.since(row.committed_at);
-            if age >= self.window && !self.force {
-                return Err(NotDone::PastWindow { age, window: self.window });
+            let window = self.window.get();
+            if age >= window && !self.force {
+                return Err(NotDone::PastWindow { age, window });
             }
             if lane.blocked_by.as_ref() == Some(id) {
                 lane.blocked_by = None;

@@ -4,6 +4,7 @@ use core::num::NonZeroU16;
 use core::time::Duration;
 
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
+use crate::checked::Checked;
 use crate::retention::Retention;
 use crate::table::{CallState, InboxState, Key, Record, Revision, Table};
 use crate::time::Millis;
@@ -24,7 +25,7 @@ use crate::time::Millis;
 /// The ages are counted from the time at which a row came into its last state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Purge<'a> {
-    retention: &'a Retention,
+    retention: &'a Checked<Retention>,
     table: Table,
     after: Option<Key>,
     limit: NonZeroU16,
@@ -37,7 +38,7 @@ impl<'a> Purge<'a> {
 
     /// Looks at `limit` rows of a table, from its beginning.
     #[must_use]
-    pub const fn new(retention: &'a Retention, table: Table, limit: NonZeroU16) -> Self {
+    pub const fn new(retention: &'a Checked<Retention>, table: Table, limit: NonZeroU16) -> Self {
         Self { retention, table, after: None, limit }
     }
 

@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use super::lane::{LeaseRef, Stale, StaleLease};
 use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition, seek};
+use crate::checked::Checked;
 use crate::ids::{EventId, Reason};
 use crate::policy::{DeliveryPolicy, WhenDead};
 use crate::table::{DeliveryState, LaneRow, OutboxRow, Record};
@@ -58,14 +59,14 @@ impl RunResult {
 /// A stale run does not hold up the others of the same settle.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Settle<'a> {
-    policy: &'a DeliveryPolicy,
+    policy: &'a Checked<DeliveryPolicy>,
     results: Vec<RunResult>,
 }
 
 impl<'a> Settle<'a> {
     /// Settles these runs; of two results for one lane the later one is stale, unless the first was.
     #[must_use]
-    pub fn new(policy: &'a DeliveryPolicy, results: impl IntoIterator<Item = RunResult>) -> Self {
+    pub fn new(policy: &'a Checked<DeliveryPolicy>, results: impl IntoIterator<Item = RunResult>) -> Self {
         let mut results: Vec<RunResult> = results.into_iter().collect();
         results.sort_by(|a, b| a.lease.lane.cmp(&b.lease.lane));
         Self { policy, results }

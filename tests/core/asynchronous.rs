@@ -12,9 +12,9 @@ use twobox::store::CONFLICT_TRIES;
 use twobox::store::asynchronous::{AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction};
 use twobox::transition::call::{CallKey, Intend, Start, WhenUnknown};
 use twobox::{
-    Applied, Batch, Body, Cancel, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft, Dump, Ending, Event, Fingerprint,
-    Headers, Key, LeaseRef, Load, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered, Renew, Request,
-    Rows, RunError, RunResult, Settle, Stats, Store, Tables, Transaction,
+    Applied, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft, Dump, Ending, Event,
+    Fingerprint, Headers, Key, LeaseRef, Load, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered,
+    Renew, Request, Rows, RunError, RunResult, Settle, Stats, Store, Tables, Transaction,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -129,7 +129,7 @@ fn event() -> Event {
 /// Calls a macro with a short name, the tables beforehand, and a transition that changes them: one of each kind.
 macro_rules! each_transition {
     ($call:ident) => {
-        let policy = DeliveryPolicy::default();
+        let policy = Checked::<DeliveryPolicy>::default();
         let (first, second) = (request("r1"), request("r2"));
         let claim = || Claim::new(&policy, name("me"), Duration::from_millis(500), 10).unwrap();
         let lease = || LeaseRef { lane: name("k"), token: NOW.get() + 1 };
@@ -348,7 +348,7 @@ fn a_conflict_is_tried_again() {
 /// An exchange of a relay is one commit, with either driver. After a conflict it is tried again, as often as said and no more.
 #[test]
 fn an_exchange_is_one_commit_and_is_tried_again() {
-    let settings = RelaySettings::new(name("me"));
+    let settings = RelaySettings::new(name("me")).checked().unwrap();
     let two = request("r");
     let claimed = after(&MemoryStore::new().state(), |store| {
         store.run(order(&two, "o"), NOW).unwrap();

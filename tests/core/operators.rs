@@ -4,7 +4,9 @@ use core::time::Duration;
 
 use twobox::{Cancel, DeliveryState, Discard, LaneRow, NotDone, Operated, OutboxRow, Query, Reason, Redrive, Stored, Transition};
 
-use crate::support::{LANE, NOW, decide, insert, lane, lease, ms, name, outbox, pending, stored, update, writes, writes_nothing};
+use crate::support::{
+    LANE, NOW, decide, insert, lane, lease, ms, name, outbox, pending, stored, update, window, writes, writes_nothing,
+};
 
 const WINDOW: Duration = Duration::from_millis(1_000);
 
@@ -13,7 +15,7 @@ fn cancel(events: &[&str]) -> Cancel {
 }
 
 fn redrive(events: &[&str]) -> Redrive {
-    Redrive::new(events.iter().map(|id| name(id)), WINDOW).unwrap()
+    Redrive::new(events.iter().map(|id| name(id)), window(WINDOW)).unwrap()
 }
 
 fn discard(events: &[&str]) -> Discard {

@@ -3,11 +3,11 @@
 use core::time::Duration;
 
 use proptest::prelude::*;
-use twobox::{DeliveryPolicy, EventId, Millis};
+use twobox::{Checked, DeliveryPolicy, EventId, Millis};
 
 use crate::support::{name, names};
 
-fn policy(base: Duration, cap: Duration) -> DeliveryPolicy {
+fn policy(base: Duration, cap: Duration) -> Checked<DeliveryPolicy> {
     DeliveryPolicy { backoff_base: base, backoff_cap: cap, ..DeliveryPolicy::default() }.checked().unwrap()
 }
 
@@ -50,7 +50,7 @@ proptest! {
         prop_assert!(Millis::MAX + backoff == Millis::MAX);
     }
 
-    /// Settings that no one checked do not spin and do not panic.
+    /// Settings that have not been checked yet do not spin and do not panic either.
     #[test]
     fn no_backoff_is_zero(base in durations(), failures in any::<u32>()) {
         for (backoff_base, backoff_cap) in [(Duration::ZERO, base), (base, Duration::ZERO), (Duration::ZERO, Duration::ZERO)] {

@@ -1,21 +1,31 @@
 //! Purge, row by row of its truth table: what goes, what stays, and at which age (P7).
 
+use core::convert::Infallible;
 use core::num::NonZeroU16;
 use core::time::Duration;
 
 use twobox::{
-    CallRow, CallState, Change, DeliveryState, Fingerprint, InboxRow, InboxState, Key, LaneRow, Millis, OrderRow, OutboxRow,
-    Placed, PositionRow, Purge, Purged, Query, Record, RequestKey, RequestRow, Retention, Revision, Table, Transition,
+    CallRow, CallState, Change, Checked, Decision, DeliveryState, Fingerprint, InboxRow, InboxState, Key, LaneRow, Millis,
+    OrderRow, OutboxRow, Placed, PositionRow, Purge, Purged, Query, Record, RequestKey, RequestRow, Retention, Revision, Rows,
+    Stored, Table, Transition,
 };
 
-use crate::support::{LANE, NOW, decide, lane, lease, ms, name, outbox, pending, stored, text, writes};
+use crate::support::{LANE, hasty, lane, lease, ms, name, outbox, pending, stored, text, writes};
 
+const AGE: Duration = Duration::from_secs(600);
+/// Rows that came into their state at [`AT`] have had it for [`AGE`].
 const AT: Millis = Millis::new(400);
-const AGE: Duration = Duration::from_millis(600);
+const NOW: Millis = Millis::new(600_400);
 
-/// All tables keep rows for so long.
-fn retention(age: Duration) -> Retention {
-    Retention { events: age, inbox: age, requests: age, orders: Some(age), positions: Some(age) }
+/// All tables keep rows for so long, but positions for twice as long.
+fn retention(age: Duration) -> Checked<Retention> {
+    let kept = Retention { events: age, inbox: age, requests: age, orders: Some(age), positions: Some(age * 2) };
+    kept.checked(&hasty()).unwrap()
+}
+
+/// What a purge decides about these rows now.
+fn decide(purge: &Purge<'_>, rows: &[Stored]) -> Result<Decision<Purged>, Infallible> {
+    purge.decide(NOW, &Rows::new(rows.to_vec()))
 }
 
 fn limit(rows: u16) -> NonZeroU16 {
@@ -28,14 +38,18 @@ fn goes(record: &Record, with: Option<Key>) {
     let key = record.key();
     let removal = |expect, key| Change::Delete { expect: Revision::from_stored(expect), key };
     let gone = [removal(5, key)].into_iter().chain(with.map(|key| removal(Revision::FIRST.get(), key)));
-    let purge = |age| decide(Purge::new(&retention(age), record.table(), limit(10)), &rows);
+    let purge = |age| {
+        // Positions are kept twice as long as the rest.
+        let kept = retention(if record.table() == Table::Positions { age / 2 } else { age });
+        decide(&Purge::new(&kept, record.table(), limit(10)), &rows)
+    };
     assert_eq!(purge(AGE - Duration::from_millis(1)), writes(gone, Purged { removed: 1, next: None }), "{record:?}");
     assert_eq!(purge(AGE), writes([], Purged { removed: 0, next: None }), "{record:?}");
 }
 
 /// However old it is.
 fn stays(record: Record) {
-    let purge = decide(Purge::new(&retention(Duration::ZERO), record.table(), limit(10)), &[stored(5, record.clone())]);
+    let purge = decide(&Purge::new(&retention(Retention::SHORTEST), record.table(), limit(10)), &[stored(5, record.clone())]);
     assert_eq!(purge, writes([], Purged { removed: 0, next: None }), "{record:?}");
 }
 
@@ -69,8 +83,8 @@ fn requests_and_orders() {
 
     let order = Record::Order(name("o"), OrderRow { request: key(), committed_at: AT, body: text("order") });
     goes(&order, None);
-    let kept = Retention { orders: None, ..retention(Duration::ZERO) };
-    let purge = decide(Purge::new(&kept, Table::Orders, limit(10)), &[stored(5, order)]);
+    let kept = Retention { orders: None, ..Retention::default() }.checked(&hasty()).unwrap();
+    let purge = decide(&Purge::new(&kept, Table::Orders, limit(10)), &[stored(5, order)]);
     assert_eq!(purge, writes([], Purged { removed: 0, next: None }));
 }
 
@@ -87,8 +101,8 @@ fn what_consumers_keep() {
 
     let position = Record::Position(name("c"), name("k"), PositionRow { begun: ms(0), sequence: 1, at: AT });
     goes(&position, None);
-    let kept = Retention { positions: None, ..retention(Duration::ZERO) };
-    let purge = decide(Purge::new(&kept, Table::Positions, limit(10)), &[stored(5, position)]);
+    let kept = Retention { positions: None, ..Retention::default() }.checked(&hasty()).unwrap();
+    let purge = decide(&Purge::new(&kept, Table::Positions, limit(10)), &[stored(5, position)]);
     assert_eq!(purge, writes([], Purged { removed: 0, next: None }));
 
     let call = |state, at| Record::Call(name("c"), name("e"), CallRow { state, at, starts: 1, note: None });
@@ -101,11 +115,11 @@ fn what_consumers_keep() {
 /// F16: page by page, and the next one begins after the last row that was looked at, whether it went or stayed.
 #[test]
 fn a_page_is_full_or_the_last() {
-    let kept = retention(Duration::ZERO);
+    let kept = retention(Retention::SHORTEST);
     let confirmed = |id| stored(5, outbox(id, OutboxRow { state: DeliveryState::Confirmed(AT), ..pending("a", 1) }));
     let rows = [confirmed("e1"), confirmed("e2"), stored(5, outbox("e3", pending("a", 3)))];
     for (most, next) in [(3, Some(Key::Outbox(name("e3")))), (4, None)] {
-        let purged = decide(Purge::new(&kept, Table::Outbox, limit(most)), &rows).unwrap().outcome;
+        let purged = decide(&Purge::new(&kept, Table::Outbox, limit(most)), &rows).unwrap().outcome;
         assert_eq!(purged, Purged { removed: 2, next });
     }
     let purge = Purge::new(&kept, Table::Outbox, limit(3));

@@ -20,6 +20,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 fn settings() -> RelaySettings {
     let policy = DeliveryPolicy { max_failures: 500, max_starts: 1_000, ..DeliveryPolicy::default() };
+    let policy = policy.checked().unwrap();
     RelaySettings { window: 8, run: 3, poll: HOUR, policy, ..RelaySettings::new(name("relay-1")) }
 }
 
@@ -161,7 +162,7 @@ fn a_wakeup_during_a_transaction_is_not_lost() {
         let mut world = World::new();
         world.drain();
         let Some((Action::Exchange(exchange), _)) = world.transaction.take() else { panic!("it claims at once") };
-        let (settled, claimed) = run_exchange(&world.store, &settings(), world.now, exchange).unwrap();
+        let (settled, claimed) = run_exchange(&world.store, world.machine.settings(), world.now, exchange).unwrap();
         world.commit(1);
         if answered {
             world.machine.handle_exchanged(world.now, settled.as_ref(), claimed);

@@ -1,13 +1,15 @@
 //! What the modules share: short ways to make names and rows, and strategies that make any row there can be.
 
 use core::fmt::Debug;
+use core::time::Duration;
 
 use proptest::prelude::*;
 use twobox::{
-    Applied, Batch, Body, CallRow, CallState, Change, Consumer, ContentType, Decision, DeliveryState, Digest, Event, EventId,
-    EventType, Expect, Fingerprint, HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid, LaneRow, Lease, Millis,
-    OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RequestId, RequestKey, RequestRow,
-    Revision, Rows, Scope, Store, Stored, Tables, Transaction, Transition,
+    Applied, Batch, Body, CallRow, CallState, Change, Checked, Consumer, ContentType, Decision, DeliveryPolicy, DeliveryState,
+    Digest, Event, EventId, EventType, Expect, Fingerprint, HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid,
+    LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RedriveWindow,
+    RequestId, RequestKey, RequestRow, Retention, Revision, Rows, Scope, Store, Stored, Tables, Transaction, Transition,
+    WhenDead,
 };
 use twobox_memory::MemoryStore;
 
@@ -81,6 +83,19 @@ pub(crate) const NOW: Millis = Millis::new(1_000);
 
 pub(crate) fn decide<T: Transition>(transition: T, rows: &[Stored]) -> Result<Decision<T::Outcome>, T::Refusal> {
     transition.decide(NOW, &Rows::new(rows.to_vec()))
+}
+
+/// A redrive window of just this length, which must be 2 ms or longer.
+pub(crate) fn window(length: Duration) -> RedriveWindow {
+    let policy = hasty();
+    Retention { inbox: length + policy.longest_retry(), ..Retention::default() }.checked(&policy).unwrap().redrive_window(&policy)
+}
+
+/// The policy by which an event is retried for the shortest time.
+pub(crate) fn hasty() -> Checked<DeliveryPolicy> {
+    let ms = Duration::from_millis(1);
+    let policy = DeliveryPolicy { backoff_base: ms, backoff_cap: ms, max_failures: 1, max_starts: 2, when_dead: WhenDead::Block };
+    policy.checked().unwrap()
 }
 
 /// A decision to write exactly these changes.

@@ -10,18 +10,18 @@ use core::time::Duration;
 use proptest::prelude::*;
 use twobox::transition::call::{CallEnd, CallKey, CallRefused, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
-    Batch, Body, CallRow, CallState, Cancel, Claim, Claimed, CommitOrder, CommitRefused, Committed, ContentDiffers, CountFailure,
-    Decision, Delivery, DeliveryPolicy, DeliveryState, Discard, Draft, Ending, Event, EventId, Expect, FailureCounted,
-    Fingerprint, Headers, InboxRow, InboxState, Key, LaneRow, LeaseRef, Load, Millis, OrderRow, OrderingKey, OutboxRow,
-    ParametersDiffer, Place, Placed, PositionRow, Purge, Query, Reader, Reason, Receive, Received, Record, RecordEffect, Redrive,
-    Register, Registered, Renew, Renewed, Request, RequestRow, Retention, Retry, Rows, Run, RunResult, Settle, Settled, SkipTo,
-    Stale, StaleLease, Store, Stored, Table, Tables, Transaction, Transition, WhenDead,
+    Batch, Body, CallRow, CallState, Cancel, Checked, Claim, Claimed, CommitOrder, CommitRefused, Committed, ContentDiffers,
+    CountFailure, Decision, Delivery, DeliveryPolicy, DeliveryState, Discard, Draft, Ending, Event, EventId, Expect,
+    FailureCounted, Fingerprint, Headers, InboxRow, InboxState, Key, LaneRow, LeaseRef, Load, Millis, OrderRow, OrderingKey,
+    OutboxRow, ParametersDiffer, Place, Placed, PositionRow, Purge, Query, Reader, Reason, Receive, Received, Record,
+    RecordEffect, Redrive, Register, Registered, Renew, Renewed, Request, RequestRow, Retention, Retry, Rows, Run, RunResult,
+    Settle, Settled, SkipTo, Stale, StaleLease, Store, Stored, Table, Tables, Transaction, Transition, WhenDead,
 };
 use twobox_memory::MemoryStore;
 
 use crate::support::{
-    LANE, NOW, bodies, call_rows, counts, decide, events, inbox_rows, insert, lane, lane_rows, lease, ms, name, numbers, outbox,
-    pending, reasons, stored, text, times, update, writes, writes_nothing,
+    LANE, NOW, bodies, call_rows, counts, decide, events, hasty, inbox_rows, insert, lane, lane_rows, lease, ms, name, numbers,
+    outbox, pending, reasons, stored, text, times, update, window, writes, writes_nothing,
 };
 
 // Requests (P1)
@@ -247,14 +247,14 @@ fn commit_order_appends_to_lanes() {
 
 // Delivery (P3, P4, P6)
 
-fn policy(when_dead: WhenDead) -> DeliveryPolicy {
-    DeliveryPolicy { max_failures: 2, max_starts: 4, when_dead, ..DeliveryPolicy::default() }
+fn policy(when_dead: WhenDead) -> Checked<DeliveryPolicy> {
+    DeliveryPolicy { max_failures: 2, max_starts: 4, when_dead, ..DeliveryPolicy::default() }.checked().unwrap()
 }
 
 const LEASE: Duration = Duration::from_millis(500);
 const UNTIL: u64 = 1_500;
 
-fn claim(policy: &DeliveryPolicy, limit: usize) -> Claim<'_> {
+fn claim(policy: &Checked<DeliveryPolicy>, limit: usize) -> Claim<'_> {
     Claim::new(policy, name("me"), LEASE, limit).unwrap()
 }
 
@@ -1117,7 +1117,8 @@ fn count_failure_in_order() {
 /// P1, P3, P5: a crash may undo what is then done again, and nothing else; a transition that is lent says the same.
 #[test]
 fn what_a_crash_may_undo() {
-    let (two, event, policy, retention) = (request("2"), event("e", "k"), policy(WhenDead::Block), Retention::default());
+    let (two, event, policy) = (request("2"), event("e", "k"), policy(WhenDead::Block));
+    let retention = Retention::default().checked(&policy).unwrap();
     let events = || [name("e")];
     let no = || Reason::new("no");
     macro_rules! check {
@@ -1141,7 +1142,7 @@ fn what_a_crash_may_undo() {
         Retry::new(name("c"), name("e")),
         SkipTo::new(name("c"), name("k"), place(1, 1, 0)),
         Cancel::new(events(), no()).unwrap(),
-        Redrive::new(events(), LEASE).unwrap(),
+        Redrive::new(events(), window(LEASE)).unwrap(),
         Discard::new(events(), no()).unwrap(),
         Purge::new(&retention, Table::Events, NonZeroU16::MIN),
         Intend::new(call_key()),
@@ -1261,8 +1262,9 @@ proptest! {
         keys in prop::collection::vec(one_of::<OrderingKey>(LANES), 1..4),
         targets in prop::collection::vec(one_of::<EventId>(EVENTS), 1..4),
     ) {
-        // Settings that no one checked, too.
-        let policy = DeliveryPolicy { max_failures, max_starts, when_dead, ..DeliveryPolicy::default() };
+        let ms = Duration::from_millis(1);
+        let (max_failures, max_starts) = (max_failures.clamp(1, u32::MAX - 1), max_starts.max(max_failures.saturating_add(2)));
+        let policy = DeliveryPolicy { backoff_base: ms, backoff_cap: ms, max_failures, max_starts, when_dead }.checked().unwrap();
         let request = request("2");
         let drafts = keys.into_iter().map(|key| draft().ordering_key(key));
         let leases = results.iter().map(|result| result.lease.clone());
@@ -1290,8 +1292,8 @@ proptest! {
             RecordEffect::new(name("c"), name("e"), text("points")),
             CountFailure::new(name("c"), &event, Reason::new("no"), max_failures),
             Cancel::new(targets.clone(), Reason::new("no")).unwrap(),
-            Redrive::new(targets.clone(), span).unwrap(),
-            Redrive::new(targets.clone(), span).unwrap().force(),
+            Redrive::new(targets.clone(), window(span.max(ms * 2))).unwrap(),
+            Redrive::new(targets.clone(), window(span.max(ms * 2))).unwrap().force(),
             Discard::new(targets, Reason::new("no")).unwrap(),
             Intend::new(call_key()),
             Start::new(call_key(), span, WhenUnknown::Repeat),
@@ -1300,7 +1302,9 @@ proptest! {
         ];
         // What a purge removes beside a row was written once, so it does not read it first.
         for table in Table::ALL {
-            let retention = Retention { orders: Some(span), positions: Some(span), events: span, inbox: span, requests: span };
+            let age = span.max(Retention::SHORTEST);
+            let retention = Retention { orders: Some(age), positions: Some(age * 2), events: age, inbox: age, requests: age };
+            let retention = retention.checked(&hasty()).unwrap();
             let purge = Purge::new(&retention, table, NonZeroU16::MIN.saturating_add(u16::from(run as u8)));
             let _ = is_sound(&purge, now, &answer(&records, &purge.query(now)))?;
             let _ = is_sound(&purge, now, &no_answer)?;

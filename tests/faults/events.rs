@@ -13,7 +13,7 @@ use twobox::{
 
 use crate::support::{
     Backend, Script, at, body, consumer, draft, dump, echo, effect, effects, message, name, outbox, permutations, place, request,
-    settings,
+    settings, window,
 };
 
 /// Numbers are given in one order and committed in another, and a relay looks after each commit: each event is delivered,
@@ -97,7 +97,7 @@ fn f17_to_change_nothing_is_an_error() {
 
         let operated = [
             store.run(Cancel::new([ghost.clone()], reason()).unwrap(), at(1)).unwrap(),
-            store.run(Redrive::new([ghost.clone()], Duration::from_secs(60)).unwrap().force(), at(1)).unwrap(),
+            store.run(Redrive::new([ghost.clone()], window()).unwrap().force(), at(1)).unwrap(),
             store.run(Discard::new([ghost.clone()], reason()).unwrap(), at(1)).unwrap(),
         ];
         for operated in operated {

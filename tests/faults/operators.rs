@@ -6,21 +6,21 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 
 use twobox::{
-    Applied, Batch, CallRow, CallState, Cancel, Change, Claim, DeliveryPolicy, DeliveryState, Discard, Ending, EventId, Expect,
-    Fingerprint, Handled, Inbox, InboxRow, InboxState, Key, LaneRow, Lease, Load, Millis, NotDone, OrderRow, OutboxRow, Placed,
-    PositionRow, Purge, Reader, Reason, Receipt, Record, Redrive, RequestKey, RequestRow, Retention, RunResult, Settle, Store,
-    Table, Tables, Transaction, Transition, WhenDead, dead_letters, purge_all, redrive_all,
+    Applied, Batch, CallRow, CallState, Cancel, Change, Checked, Claim, DeliveryPolicy, DeliveryState, Discard, Ending, EventId,
+    Expect, Fingerprint, Handled, Inbox, InboxRow, InboxState, Key, LaneRow, Lease, Load, Millis, NotDone, OrderRow, OutboxRow,
+    Placed, PositionRow, Purge, Reader, Reason, Receipt, Record, Redrive, RequestKey, RequestRow, Retention, RunResult, Settle,
+    Store, Table, Tables, Transaction, Transition, WhenDead, dead_letters, purge_all, redrive_all,
 };
 
-use crate::support::{Backend, at, body, consumer, draft, dump, effects, message, name, outbox, place, state};
+use crate::support::{Backend, at, body, consumer, draft, dump, effects, message, name, outbox, place, state, window};
 
 const LEASE: Duration = Duration::from_secs(30);
 
-fn policy() -> DeliveryPolicy {
-    DeliveryPolicy { when_dead: WhenDead::Continue, ..DeliveryPolicy::default() }
+fn policy() -> Checked<DeliveryPolicy> {
+    DeliveryPolicy { when_dead: WhenDead::Continue, ..DeliveryPolicy::default() }.checked().unwrap()
 }
 
-fn claim<'a>(policy: &'a DeliveryPolicy, owner: &str) -> Claim<'a> {
+fn claim<'a>(policy: &'a Checked<DeliveryPolicy>, owner: &str) -> Claim<'a> {
     Claim::new(policy, name(owner), LEASE, 10).unwrap()
 }
 
@@ -85,7 +85,7 @@ fn f05_of_two_operators_one_loses() {
             let dead =
                 RunResult { lease: run.lease, confirmed: vec![], ended: Some((id.clone(), Ending::Rejected(Reason::new("no")))) };
             assert_eq!(store.run(Settle::new(&policy, [dead]), at(1)).unwrap().dead, std::slice::from_ref(&id));
-            let redrive = Redrive::new([id.clone()], Duration::from_secs(60)).unwrap();
+            let redrive = Redrive::new([id.clone()], window()).unwrap();
             let discard = Discard::new([id.clone()], Reason::new("given up")).unwrap();
             let (first, second) = (decided(store, &redrive, at(2)), decided(store, &discard, at(2)));
             let (first, second, end) =
@@ -102,7 +102,7 @@ fn f05_of_two_operators_one_loses() {
 /// Settings under which a consumer could forget too early are refused when they are made (P7).
 #[test]
 fn f10_a_window_that_is_too_short_is_refused() {
-    let policy = DeliveryPolicy::default();
+    let policy: Checked<DeliveryPolicy> = Checked::default();
     let needed = policy.longest_retry() * 2;
     let with = |inbox| Retention { inbox, ..Retention::default() };
     assert!(with(needed).checked(&policy).is_ok());
@@ -111,12 +111,16 @@ fn f10_a_window_that_is_too_short_is_refused() {
         assert!(refused.contains("retention of the inbox") && refused.contains(&needed.as_secs().to_string()), "{refused}");
     }
     // The other way round: retrying for longer needs a longer memory.
-    let patient =
-        DeliveryPolicy { backoff_cap: Duration::from_secs(24 * 3600), max_failures: 100, max_starts: 101, ..policy.clone() };
-    assert!(Retention::default().checked(&patient).is_err());
+    let patient = DeliveryPolicy {
+        backoff_cap: Duration::from_secs(24 * 3600),
+        max_failures: 100,
+        max_starts: 101,
+        ..DeliveryPolicy::default()
+    };
+    assert!(Retention::default().checked(&patient.checked().unwrap()).is_err());
     // What is redriven at the end of the window may be retried for as long as any: it is still known then.
-    let kept = Retention::default();
-    assert_eq!(kept.redrive_window(&policy) + policy.longest_retry(), kept.inbox);
+    let kept = Retention::default().checked(&policy).unwrap();
+    assert_eq!(kept.redrive_window(&policy).get() + policy.longest_retry(), kept.inbox);
 }
 
 /// The confirmation was lost, the event is dead although it was applied, and an operator redrives it at every age: within the window
@@ -126,7 +130,8 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
     on_each_store!(|store: S| {
         let policy = policy();
         let kept = Retention::default().checked(&policy).unwrap();
-        let window = kept.redrive_window(&policy);
+        let within = kept.redrive_window(&policy);
+        let window = within.get();
         let secs = Duration::from_secs;
         let ages =
             [secs(0), secs(3600), window - secs(1), window, window + secs(1), kept.inbox, kept.inbox + secs(1), kept.inbox * 2];
@@ -152,7 +157,7 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
             let page = NonZeroU16::new(10).unwrap();
             purge_all(store, &kept, page, now).unwrap();
             purge_all(receiver, &kept, page, now).unwrap();
-            let redrive = Redrive::new([id.clone()], window).unwrap();
+            let redrive = Redrive::new([id.clone()], within).unwrap();
             let operated = store.run(&redrive, now).unwrap();
             if age < window {
                 assert_eq!(operated.done, std::slice::from_ref(&id));
@@ -176,9 +181,18 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
 }
 
 /// The ages of the test: each kind has another one, so that no two can be confused.
-fn kept() -> Retention {
+fn kept() -> Checked<Retention> {
     let secs = Duration::from_secs;
-    Retention { events: secs(100), inbox: secs(200), requests: secs(300), orders: Some(secs(400)), positions: Some(secs(500)) }
+    // Retried for 80 s at most.
+    let policy = DeliveryPolicy { backoff_cap: secs(10), max_failures: 7, max_starts: 8, ..DeliveryPolicy::default() };
+    let kept = Retention {
+        events: secs(100),
+        inbox: secs(200),
+        requests: secs(300),
+        orders: Some(secs(400)),
+        positions: Some(secs(500)),
+    };
+    kept.checked(&policy.checked().unwrap()).unwrap()
 }
 
 /// One row for every state of every table, which it reached at `then`, and how long it is kept; `None` for ever.
@@ -346,12 +360,12 @@ fn f16_a_lane_with_a_dead_event_goes_on_after_a_purge() {
         settle(at(0), &[], Some(&ids[0]));
         settle(at(0), &[&ids[1]], None);
         let later = at(0) + Duration::from_secs(8 * 24 * 3600);
-        purge_all(store, &Retention::default(), NonZeroU16::new(5).unwrap(), later).unwrap();
+        let kept = Retention::default().checked(&policy).unwrap();
+        purge_all(store, &kept, NonZeroU16::new(5).unwrap(), later).unwrap();
         assert_eq!(dump(store).count(Table::Lanes), 0);
         assert_eq!((dump(store).count(Table::Outbox), state(store, &ids[0])), (1, "dead"));
         let new = place(store, "b", [draft("t", "k")], later).remove(0);
-        let redriven =
-            store.run(Redrive::new([ids[0].clone()], Retention::default().redrive_window(&policy)).unwrap(), later).unwrap();
+        let redriven = store.run(Redrive::new([ids[0].clone()], kept.redrive_window(&policy)).unwrap(), later).unwrap();
         assert_eq!(redriven.done, [ids[0].clone()]);
         assert!(outbox(store, &new).sequence < outbox(store, &ids[0]).sequence);
         settle(later, &[&new, &ids[0]], None);
@@ -363,7 +377,7 @@ fn f16_a_lane_with_a_dead_event_goes_on_after_a_purge() {
 #[test]
 fn p3_dead_letters_are_listed_and_redriven_by_type() {
     on_each_store!(|store: S| {
-        let policy = DeliveryPolicy { when_dead: WhenDead::Continue, ..policy() };
+        let policy = policy();
         let many = |event_type: &'static str, n: usize| (0..n).map(move |n| draft(event_type, &format!("{event_type}-{n}")));
         let renamed = place(store, "a", many("renamed", 256), at(0));
         let oversize = place(store, "b", many("oversize", 60), at(0));
@@ -397,9 +411,8 @@ fn p3_dead_letters_are_listed_and_redriven_by_type() {
             assert!(letters.iter().all(|letter| letter.row.reason == Some(Reason::new("no"))));
         }
 
-        let window = Duration::from_secs(60);
         let event_type = twobox::EventType::new("oversize").unwrap();
-        let mut done = redrive_all(store, Some(&event_type), window, at(2)).unwrap();
+        let mut done = redrive_all(store, Some(&event_type), window(), at(2)).unwrap();
         assert_eq!((done.done.len(), done.refused.len()), (60, 0));
         done.done.sort();
         let mut expected = oversize.clone();
@@ -407,9 +420,9 @@ fn p3_dead_letters_are_listed_and_redriven_by_type() {
         assert_eq!(done.done, expected);
         assert_eq!(listed(1_000).len(), 256);
         // Past the window all are refused, and each is named.
-        let refused = redrive_all(store, None, window, at(60_000)).unwrap();
+        let refused = redrive_all(store, None, window(), at(0) + window().get()).unwrap();
         assert_eq!((refused.done.len(), refused.refused.len()), (0, 256));
-        assert_eq!(redrive_all(store, None, window, at(3)).unwrap().done.len(), 256);
+        assert_eq!(redrive_all(store, None, window(), at(3)).unwrap().done.len(), 256);
         assert_eq!(listed(1_000), []);
         assert_eq!(reject_all(at(4)), 316);
     });

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use twobox::relay::{Action, InProcess, Message, Published, Publisher, Relay, RelayMachine, Ticket, run_exchange};
 use twobox::{
-    Claim, DeliveryPolicy, EventId, Inbox, LeaseRef, Millis, OrderingKey, Reason, Receipt, Renew, RunResult, Settle, Stale,
-    Stats, WhenDead,
+    Checked, Claim, DeliveryPolicy, EventId, Inbox, LeaseRef, Millis, OrderingKey, Reason, Receipt, Renew, RunResult, Settle,
+    Stale, Stats, WhenDead,
 };
 
 use crate::support::{
     Flaky, Script, StoreFault, arrival, at, consumer, continuing, draft, dump, echo, effects, lane, name, outbox, pending,
-    permutations, place, run_until, settings, state, states,
+    permutations, place, run_until, settings, state, states, window,
 };
 
 fn reason(text: &str) -> Reason {
@@ -82,7 +82,7 @@ fn f02_a_consumer_that_asks_for_order_gets_it() {
             _ => Published::Confirmed,
         });
         Relay::new(store, &mut script, continuing("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
-        let redriven = store.run(twobox::Redrive::new([ids[3].clone()], Duration::from_secs(60)).unwrap(), at(0)).unwrap();
+        let redriven = store.run(twobox::Redrive::new([ids[3].clone()], window()).unwrap(), at(0)).unwrap();
         assert_eq!(redriven.done.len(), 1);
         Relay::new(store, &mut script, continuing("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
         // What was rejected never arrived.
@@ -165,7 +165,7 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
 fn f03_a_stale_holder_is_refused_and_told() {
     on_each_store!(|store: S| {
         let ids = place(store, "a", [draft("t", "k"), draft("t", "k")], at(0));
-        let policy = DeliveryPolicy::default();
+        let policy = Checked::<DeliveryPolicy>::default();
         let claim = |owner: &str| Claim::new(&policy, name(owner), Duration::from_secs(30), 10).unwrap();
         let sleeper = store.run(claim("sleeper"), at(0)).unwrap().runs.remove(0);
         assert!(store.run(claim("rival"), at(29_999)).unwrap().runs.is_empty());
@@ -222,6 +222,7 @@ fn f04_an_event_that_kills_the_process_is_dead_and_no_other() {
             let mut delivered = Vec::new();
             let policy =
                 DeliveryPolicy { max_failures: 3, max_starts: 6, when_dead: WhenDead::Continue, ..DeliveryPolicy::default() };
+            let policy = policy.checked().unwrap();
             let (mut now, mut deaths) = (at(0), 0);
             for life in 0..200 {
                 let settings = twobox::relay::RelaySettings { policy: policy.clone(), ..settings(&format!("relay-{life}")) };
@@ -297,7 +298,7 @@ fn f07_a_relay_that_is_hours_ahead() {
         for n in 0..5 {
             place(store, &format!("order-{n}"), ["a", "b", "c"].map(|key| draft("t", key)), at(0));
         }
-        let policy = DeliveryPolicy::default();
+        let policy = Checked::<DeliveryPolicy>::default();
         let claim = |owner: &str| Claim::new(&policy, name(owner), Duration::from_secs(30), 64).unwrap();
         let ahead = Duration::from_secs(5 * 3600);
         let mut sent: Vec<(OrderingKey, u64)> = Vec::new();
@@ -449,7 +450,7 @@ fn f12_a_publish_that_was_given_up_is_not_a_success() {
 #[test]
 fn f13_a_failing_event_backs_off_while_others_go_on() {
     on_each_store!(|store: S| {
-        let policy = DeliveryPolicy::default();
+        let policy = Checked::<DeliveryPolicy>::default();
         let bad: Vec<EventId> =
             (0..5).map(|n| place(store, &format!("bad-{n}"), [draft("bad", &format!("bad-{n}"))], at(0)).remove(0)).collect();
         let mut script = Script::new(|message, _| match message.event.event_type.as_str() {

@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use thiserror::Error;
 use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Applied, Batch, Body, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Event, EventId, Fingerprint,
-    Handled, InboxRow, InboxState, Invalid, Key, LaneRow, Load, Millis, OrderId, OutboxRow, Place, Query, Reader, Record,
-    Request, Rows, Store, Tables, Transaction, WhenDead, Writing,
+    Applied, Batch, Body, Checked, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Event, EventId,
+    Fingerprint, Handled, InboxRow, InboxState, Invalid, Key, LaneRow, Load, Millis, OrderId, OutboxRow, Place, Query, Reader,
+    Record, RedriveWindow, Request, Retention, Rows, Store, Tables, Transaction, WhenDead, Writing,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -245,9 +245,15 @@ pub(crate) fn settings(owner: &str) -> RelaySettings {
     RelaySettings { poll: Duration::from_secs(60), ..RelaySettings::new(name(owner)) }
 }
 
+/// For how long an event may be redriven by default.
+pub(crate) fn window() -> RedriveWindow {
+    let policy = Checked::default();
+    Retention::default().checked(&policy).unwrap().redrive_window(&policy)
+}
+
 pub(crate) fn continuing(owner: &str) -> RelaySettings {
     let policy = DeliveryPolicy { when_dead: WhenDead::Continue, ..DeliveryPolicy::default() };
-    RelaySettings { policy, ..settings(owner) }
+    RelaySettings { policy: policy.checked().unwrap(), ..settings(owner) }
 }
 
 /// Lets a relay do all that it has to do until this time, and gives the time at which it rested last. It must never be busy for long.

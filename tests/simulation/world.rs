@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use twobox::relay::{Action, Message, Published, RelayMachine, RelaySettings, Ticket, read_messages, run_exchange};
 use twobox::{
-    Body, Claimed, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Discard, Draft, Dump, EventId, Fingerprint, Handled,
-    Inbox, InboxState, Millis, OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Renew, Renewed, Request, Settled,
-    Store, Table, WhenDead,
+    Body, Checked, Claimed, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Discard, Draft, Dump, EventId, Fingerprint,
+    Handled, Inbox, InboxState, Millis, OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Renew, Renewed, Request,
+    Settled, Store, Table, WhenDead,
 };
 
 use crate::chance::Chance;
@@ -35,14 +35,15 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    fn policy(self) -> DeliveryPolicy {
-        DeliveryPolicy {
+    fn policy(self) -> Checked<DeliveryPolicy> {
+        let policy = DeliveryPolicy {
             backoff_base: Duration::from_millis(500),
             backoff_cap: Duration::from_secs(30),
             max_failures: 5,
             max_starts: 9,
             when_dead: self.when_dead,
-        }
+        };
+        policy.checked().unwrap()
     }
 }
 

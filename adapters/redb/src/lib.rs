@@ -1,6 +1,6 @@
 //! twobox on [redb]: outbox and inbox in an embedded database file, the user's own tables in the same commits.
 //!
-//! Each commit is durable when it returns (but see [`RedbStore::sync_deliveries`]), and atomic (P2, P5): the rows of twobox and the user's, or none of them. One
+//! Each commit is durable when it returns (but see [`RedbOptions::sync_deliveries`]), and atomic (P2, P5): the rows of twobox and the user's, or none of them. One
 //! transaction writes at a time, so guards never fail here, except in a transaction of the user's that read before.
 //! To begin a transaction waits for the one that is open; on the same thread that is for ever, as with any lock.
 //!
@@ -105,7 +105,7 @@ use tables::Opened;
 #[derive(Debug)]
 pub struct RedbStore {
     database: Arc<Database>,
-    syncs_deliveries: bool,
+    sync_deliveries: bool,
     #[cfg(feature = "std")]
     group: Group,
 }
@@ -164,44 +164,13 @@ impl RedbStore {
         RedbOptions::new().open_on(storage)
     }
 
-    /// The store in a database that is open already. If it has none, our tables are added, in a commit of their own.
+    /// The store in a database that is open already, as [`RedbOptions::with_database`] does.
     ///
     /// # Errors
     ///
-    /// [`RedbError::NameTaken`] if there are other tables of our names, [`RedbError::UnknownFormat`], or what redb says.
+    /// As there.
     pub fn with_database(database: impl Into<Arc<Database>>) -> Result<Self, RedbError> {
-        let database = database.into();
-        shielded(|| match tables::check(&database.begin_read()?) {
-            Err(RedbError::NotTwobox) => {
-                let tx = database.begin_write()?;
-                tables::prepare(&tx)?;
-                Ok(tx.commit()?)
-            }
-            checked => checked,
-        })?;
-        Ok(Self::over(database))
-    }
-
-    pub(crate) fn over(database: Arc<Database>) -> Self {
-        Self {
-            database,
-            syncs_deliveries: true,
-            #[cfg(feature = "std")]
-            group: Group::default(),
-        }
-    }
-
-    /// Whether a relay's own commits are made durable at once: claims, renewals and settlements alone. Yes, if not said otherwise.
-    ///
-    /// If not, they cost no sync, and become durable with the next other commit, or when the store is closed. When the process
-    /// ends before, or the power fails, events that were confirmed are delivered again, and what was counted as a failure or a start is not; as at any
-    /// time, a consumer's inbox absorbs that (P3, P5). But an event that kills the process before any other commit does so again and again, with
-    /// no start counted (F4): say no only where none can.
-    /// Everything else is durable when it returns, as ever. A store that is [shared](RedbOptions::shared) makes every commit durable.
-    #[must_use]
-    pub fn sync_deliveries(mut self, sync: bool) -> Self {
-        self.syncs_deliveries = sync;
-        self
+        RedbOptions::new().with_database(database)
     }
 
     /// The database, for the user's own tables, and for all that redb can do with it.
@@ -236,7 +205,7 @@ impl Store for RedbStore {
     type Tx<'a> = RedbTransaction;
 
     fn begin(&self) -> Result<RedbTransaction, RedbError> {
-        RedbTransaction::begin(&self.database, self.syncs_deliveries)
+        RedbTransaction::begin(&self.database, self.sync_deliveries)
     }
 
     #[cfg(feature = "std")]

@@ -16,6 +16,8 @@ use {
 use redb::{Builder, ConcurrencyMode, Database, ReadableDatabase, StorageBackend};
 
 use crate::error::{RedbError, shielded};
+#[cfg(feature = "std")]
+use crate::group::Group;
 use crate::trial::Trial;
 use crate::{RedbStore, tables};
 
@@ -37,6 +39,7 @@ pub struct RedbOptions {
     cache_bytes: usize,
     verify: bool,
     shared: bool,
+    sync_deliveries: bool,
 }
 
 impl Default for RedbOptions {
@@ -46,9 +49,9 @@ impl Default for RedbOptions {
 }
 
 impl RedbOptions {
-    /// A cache of 64 MiB; verified when it is opened; for this process alone.
+    /// A cache of 64 MiB; verified when it is opened; for this process alone; each commit durable when it returns.
     pub const fn new() -> Self {
-        Self { cache_bytes: 64 << 20, verify: true, shared: false }
+        Self { cache_bytes: 64 << 20, verify: true, shared: false, sync_deliveries: true }
     }
 
     /// With at most so many bytes of the file kept in memory. Default 64 MiB.
@@ -73,6 +76,18 @@ impl RedbOptions {
     /// It costs one more sync of the disk for each commit, and needs locks on ranges of a file, as Linux, Apple systems and Windows have them.
     pub const fn shared(mut self, shared: bool) -> Self {
         self.shared = shared;
+        self
+    }
+
+    /// Whether a relay's own commits are made durable at once: claims, renewals and settlements alone. Default true.
+    ///
+    /// If not, they cost no sync, and become durable with the next other commit, or when the store is closed. When the process
+    /// ends before, or the power fails, events that were confirmed are delivered again, and what was counted as a failure or a start is not; as at any
+    /// time, a consumer's inbox absorbs that (P3, P5). But an event that kills the process before any other commit does so again and again, with
+    /// no start counted (F4): say no only where none can.
+    /// Everything else is durable when it returns, as ever. A store that is [shared](RedbOptions::shared) makes every commit durable.
+    pub const fn sync_deliveries(mut self, sync: bool) -> Self {
+        self.sync_deliveries = sync;
         self
     }
 }
@@ -171,7 +186,26 @@ impl RedbOptions {
         if storage.len()? > 0 {
             return Err(RedbError::AlreadyExists { place: "the storage".to_string() });
         }
-        RedbStore::with_database(self.builder().create_with_backend(storage)?)
+        self.with_database(self.builder().create_with_backend(storage)?)
+    }
+
+    /// The store in a database that is open already, of which these options set [`RedbOptions::sync_deliveries`] alone. If it has no store, our tables
+    /// are added, in a commit of their own.
+    ///
+    /// # Errors
+    ///
+    /// [`RedbError::NameTaken`] if there are other tables of our names, [`RedbError::UnknownFormat`], or what redb says.
+    pub fn with_database(self, database: impl Into<Arc<Database>>) -> Result<RedbStore, RedbError> {
+        let database = database.into();
+        shielded(|| match tables::check(&database.begin_read()?) {
+            Err(RedbError::NotTwobox) => {
+                let tx = database.begin_write()?;
+                tables::prepare(&tx)?;
+                Ok(tx.commit()?)
+            }
+            checked => checked,
+        })?;
+        Ok(self.over(database))
     }
 
     /// Opens the store on a storage of any kind.
@@ -192,8 +226,17 @@ impl RedbOptions {
             let database = builder.create_with_backend(trial.clone())?;
             tables::check(&database.begin_read()?)?;
             trial.accept()?;
-            Ok(RedbStore::over(Arc::new(database)))
+            Ok(self.over(Arc::new(database)))
         })
+    }
+
+    fn over(self, database: Arc<Database>) -> RedbStore {
+        RedbStore {
+            database,
+            sync_deliveries: self.sync_deliveries,
+            #[cfg(feature = "std")]
+            group: Group::default(),
+        }
     }
 
     fn builder(self) -> Builder {

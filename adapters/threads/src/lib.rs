@@ -140,7 +140,8 @@ impl RelayThread {
         self.shared.board.read()
     }
 
-    /// Waits until the status is as wanted, or the relay has stopped, and says what it is.
+    /// Waits until the status is as wanted, or the relay has stopped, and says what it is. `wanted` is asked again after each change, and may ask the
+    /// store: to drain it before a stop, wait until its [`Stats`](twobox::Stats) count nothing as pending.
     pub fn wait_for(&self, wanted: impl FnMut(&Status) -> bool) -> Status {
         self.shared.board.wait_for(wanted)
     }

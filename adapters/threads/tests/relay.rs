@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
-use twobox::relay::{Counters, Message, Phase, Published, Publisher, RelaySettings};
+use twobox::relay::{Counters, InProcess, Message, Phase, Published, Publisher, RelaySettings};
 use twobox::{
     Applied, Batch, Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, EventId, Fingerprint, Handled, Inbox, Load, Millis,
     OrderId, OrderingKey, OutboxRow, Owner, Query, Reader, Reason, Receipt, Record, Request, Rows, Store, Table, Tables,
@@ -88,7 +88,7 @@ fn settings(name: &str) -> RelaySettings {
 
 /// Settings with which an event is never given up.
 fn patient(name: &str) -> RelaySettings {
-    let policy = DeliveryPolicy { max_failures: 10_000, max_starts: 20_000, ..DeliveryPolicy::default() };
+    let policy = DeliveryPolicy { max_failures: 10_000, max_starts: 20_000, ..DeliveryPolicy::default() }.checked().unwrap();
     RelaySettings { policy, ..settings(name) }
 }
 
@@ -613,6 +613,31 @@ fn a_stop_ends_without_the_store() {
     let end = relay.stop(Duration::ZERO);
     assert_eq!((end.phase, end.publishing), (Phase::Stopped, 1));
     assert!(end.error.unwrap().as_str().contains("the disk is away"));
+}
+
+/// P4, P5: consumers in the same process, each with its thread, share an inbox; when nothing is pending, each event has been applied once.
+#[test]
+fn consumers_in_the_same_process() {
+    let (clock, store) = (Clock::default(), Arc::new(RedbStore::create_on(redb::backends::InMemoryBackend::new()).unwrap()));
+    (0..40).for_each(|n| commit(&*store, n, n % 4, clock.now()));
+    let handled = Arc::new(Mutex::new(BTreeMap::<OrderingKey, Vec<EventId>>::new()));
+    let consumers = (0..3).map(|_| {
+        let (inbox, handled) = (Inbox::new(store.clone(), Consumer::new("loyalty").unwrap()), handled.clone());
+        InProcess::new(inbox, move |_, message: &Message| {
+            handled.lock().unwrap().entry(message.event.ordering_key.clone()).or_default().push(message.event.id.clone());
+            Ok::<_, String>(Handled::Effect(message.event.body.clone()))
+        })
+    });
+    let relay = clock.relay(&store, consumers, settings("relay-1"));
+    relay.wait_for(|_| outbox(&*store).is_empty());
+    let end = relay.stop(LEASE);
+    assert_eq!((end.counters.confirmed, end.counters.failed), (40, 0));
+    assert_eq!(Dump::of(&mut store.view().unwrap()).unwrap().count(Table::Effects), 40);
+    for (lane, events) in &*handled.lock().unwrap() {
+        let wanted: Vec<EventId> =
+            (0..40).filter(|n| key_of(n % 4) == *lane).map(|n| EventId::new(format!("e{n}")).unwrap()).collect();
+        assert_eq!(*events, wanted, "{lane}");
+    }
 }
 
 #[test]

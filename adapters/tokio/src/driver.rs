@@ -19,7 +19,7 @@ use twobox::relay::{
     read_messages_async, run_exchange_async, trace,
 };
 use twobox::store::asynchronous::AsyncStore;
-use twobox::{LeaseRef, Millis, Reason, Renew, Renewed};
+use twobox::{Checked, LeaseRef, Millis, Reason, Renew, Renewed};
 
 use crate::Control;
 
@@ -33,7 +33,7 @@ enum Step {
 pub(crate) struct Driver<S, P> {
     store: Arc<S>,
     publisher: Arc<P>,
-    settings: Arc<RelaySettings>,
+    settings: Arc<Checked<RelaySettings>>,
     machine: RelayMachine,
     control: Arc<Control>,
     status: watch::Sender<Status>,

@@ -34,7 +34,7 @@ fn settings(name: &str) -> RelaySettings {
 
 /// Settings with which an event is never given up.
 fn patient(name: &str) -> RelaySettings {
-    let policy = DeliveryPolicy { max_failures: 10_000, max_starts: 20_000, ..DeliveryPolicy::default() };
+    let policy = DeliveryPolicy { max_failures: 10_000, max_starts: 20_000, ..DeliveryPolicy::default() }.checked().unwrap();
     RelaySettings { policy, ..settings(name) }
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
-    Body, Cancel, Claim, Claimed, CommitOrder, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Dump, Ending, Event,
-    EventId, FailureCounted, Fingerprint, Key, LeaseRef, Load, Millis, OrderId, OrderingKey, Owner, Place, Purge, Query, Reader,
-    Reason, Receive, Received, Record, RecordEffect, Redrive, Register, Registered, Renew, Request, Retention, Retry, RunResult,
-    Settle, SkipTo, Store, Table, Transition,
+    Body, Cancel, Checked, Claim, Claimed, CommitOrder, Consumer, CountFailure, Discard, Draft, Dump, Ending, Event, EventId,
+    FailureCounted, Fingerprint, Key, LeaseRef, Load, Millis, OrderId, OrderingKey, Owner, Place, Purge, Query, Reader, Reason,
+    Receive, Received, Record, RecordEffect, Redrive, Register, Registered, Renew, Request, Retention, Retry, RunResult, Settle,
+    SkipTo, Store, Table, Transition,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -18,7 +18,7 @@ use crate::counted::count;
 /// How many orders there are, each with one event in a lane of its own, received by one consumer.
 const ORDERS: usize = 1_000;
 const NOW: Millis = Millis::new(1_790_000_000_000);
-const LATER: Millis = Millis::new(1_790_000_001_000);
+const LATER: Millis = Millis::new(1_790_000_100_000);
 const LEASE: Duration = Duration::from_secs(30);
 const BODY: &str = r#"{"item":"notebook","quantity":2,"customer":"customer-7","note":"a body of about a hundred bytes"}"#;
 
@@ -106,7 +106,7 @@ fn sender(state: &State) -> Result<State, Failed> {
     let four = order(&new, ORDERS, 4)?;
     transition("commit-4-events", &registered, &four, |done| done.placed.events.len() == 4)?;
 
-    let (policy, owner) = (DeliveryPolicy::default(), Owner::new("relay-1")?);
+    let (policy, owner) = (Checked::default(), Owner::new("relay-1")?);
     let claim = |limit| Claim::new(&policy, owner.clone(), LEASE, limit);
     let claimed = transition("claim-1", state, &claim(1)?, |claimed| claimed.runs.len() == 1)?;
     let settle = Settle::new(&policy, confirmed(&claimed.outcome));
@@ -152,7 +152,8 @@ fn operator(state: &State, delivered: &State) -> Result<(), Failed> {
         let id = |record| if let Record::Outbox(id, _) = record { Some(id) } else { None };
         Ok(rows.into_iter().filter_map(|stored| id(stored.record)).collect())
     };
-    let window = Duration::from_secs(3_600);
+    let policy = Checked::default();
+    let window = Retention::default().checked(&policy)?.redrive_window(&policy);
     transition("cancel-1", state, &Cancel::new([pending()?], reason())?, |operated| operated.done.len() == 1)?;
     transition("redrive-1", delivered, &Redrive::new(dead(1)?, window)?, |operated| operated.done.len() == 1)?;
     transition("redrive-64", delivered, &Redrive::new(dead(64)?, window)?, |operated| operated.done.len() == 64)?;
@@ -197,9 +198,10 @@ fn calls(state: &State) -> Result<(), Failed> {
 
 fn purge(delivered: &State) -> Result<(), Failed> {
     let page = NonZeroU16::new(64).ok_or("64 is not 0")?;
-    let at_once = Retention { events: Duration::ZERO, ..Retention::default() };
-    let default = Retention::default();
-    transition("purge-64-of-64", delivered, &Purge::new(&at_once, Table::Outbox, page), |purged| purged.removed == 64)?;
+    let policy = Checked::default();
+    let soon = Retention { events: Retention::SHORTEST, ..Retention::default() }.checked(&policy)?;
+    let default = Retention::default().checked(&policy)?;
+    transition("purge-64-of-64", delivered, &Purge::new(&soon, Table::Outbox, page), |purged| purged.removed == 64)?;
     transition("purge-0-of-64", delivered, &Purge::new(&default, Table::Outbox, page), |purged| purged.removed == 0)?;
     Ok(())
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
-    Body, Cancel, Claim, CommitOrder, Committed, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Dump, Ending, Event,
-    EventId, FailureCounted, Fingerprint, Invalid, Key, Load, Millis, Operated, OrderId, OrderingKey, Owner, Place, Placed,
-    Purge, Query, Reader, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Retention, Run,
-    RunError, RunResult, Settle, Store, Table, WhenDead,
+    Body, Cancel, Checked, Claim, CommitOrder, Committed, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Dump, Ending,
+    Event, EventId, FailureCounted, Fingerprint, Invalid, Key, Load, Millis, Operated, OrderId, OrderingKey, Owner, Place,
+    Placed, Purge, Query, Reader, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Retention,
+    Run, RunError, RunResult, Settle, Store, Table, WhenDead,
 };
 
 use crate::failure::Failure;
@@ -23,6 +23,7 @@ use crate::scenario::{Broker, Command, EventRef, LEASE, PATIENCE, Purchase, Scen
 
 /// When a scenario begins: late enough for a clock that steps back by an hour.
 const START: u64 = 10_000_000;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Who holds what: one store for both sides, or one each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,7 +142,8 @@ impl<E: std::error::Error> UserError<E> {
 pub(crate) struct World<'s, H> {
     pub(crate) scenario: &'s Scenario,
     pub(crate) plan: Rc<Plan>,
-    policy: DeliveryPolicy,
+    policy: Checked<DeliveryPolicy>,
+    kept: Checked<Retention>,
     /// One store or two: the first is the sender's, the last the receiver's.
     sides: Vec<Faulty<H>>,
     clock: Millis,
@@ -161,8 +163,11 @@ impl<'s, H: Harness> World<'s, H> {
         let when_dead = if scenario.dead_lets_go_on { WhenDead::Continue } else { WhenDead::Block };
         let max_starts = scenario.max_failures + scenario.max_failures / 2;
         let policy = DeliveryPolicy { max_failures: scenario.max_failures, max_starts, when_dead, ..DeliveryPolicy::default() };
+        let policy = policy.checked().expect("scenarios allow failures");
+        let kept = Retention { events: DAY * 7, inbox: DAY * 60, requests: DAY * 60, ..Retention::default() };
+        let kept = kept.checked(&policy).expect("events are retried for hours, and consumers remember them for months");
         let relays = BTreeMap::new();
-        Self { scenario, plan, policy, sides, clock: Millis::new(START), relays, arrivals: Vec::new() }
+        Self { scenario, plan, policy, kept, sides, clock: Millis::new(START), relays, arrivals: Vec::new() }
     }
 
     fn sender(&self) -> &Faulty<H> {
@@ -285,7 +290,7 @@ impl<'s, H: Harness> World<'s, H> {
                 Ok(operated(&never(ended(self.sender().run(cancel, self.clock))?), "cancelled"))
             }
             Command::Redrive(event) => {
-                let redrive = Redrive::new([EventId::new(event.to_string())?], Duration::from_secs(7 * 24 * 3_600))?;
+                let redrive = Redrive::new([EventId::new(event.to_string())?], self.kept.redrive_window(&self.policy))?;
                 Ok(operated(&never(ended(self.sender().run(redrive, self.clock))?), "redriven"))
             }
             Command::Discard(event) => {
@@ -534,9 +539,6 @@ impl<'s, H: Harness> World<'s, H> {
     fn purge(&self) -> Result<Outcome, Interrupt> {
         const BATCH: NonZeroU16 = NonZeroU16::MIN.saturating_add(1);
         const BATCHES: usize = 100;
-        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-        let retention = Retention { events: DAY * 7, inbox: DAY * 60, requests: DAY * 60, ..Retention::default() };
-        let retention = retention.checked(&self.policy)?;
         let mut texts = Vec::new();
         for table in Purge::TABLES {
             let mut removed = 0;
@@ -546,7 +548,7 @@ impl<'s, H: Harness> World<'s, H> {
                     if batch == BATCHES {
                         return Err(Failure::new(format_args!("the purge of {table} has no end")).into());
                     }
-                    let purge = Purge::new(&retention, table, BATCH);
+                    let purge = Purge::new(&self.kept, table, BATCH);
                     let purge = if let Some(key) = next { purge.after(key) } else { purge };
                     let purged = never(ended(side.run(purge, self.clock))?);
                     removed += purged.removed;

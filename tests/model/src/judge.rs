@@ -294,9 +294,10 @@ impl World {
         }
         let arrived = Arrived { world: self, copies: RefCell::new(self.network.clone()) };
         let (mut now, mut steps) = (self.time(), 0);
+        let window = scope.retention.redrive_window(&scope.policy);
         // Twice: what is dead already or has no start left is redriven, and must then go through.
         for _ in 0..2 {
-            now = now + Duration::from_secs(60);
+            now = now + Duration::from_secs(3_600);
             let settings = RelaySettings { policy: scope.policy.clone(), ..RelaySettings::new(owner(9)) };
             let mut relay = named(Relay::new(&store, &arrived, settings, now));
             while relay.step(now) == Ok(true) {
@@ -308,7 +309,7 @@ impl World {
             let rows = outbox(&Db(store.state()));
             let dead: Vec<_> = rows.iter().filter(|(_, row)| matches!(row.state, DeliveryState::Dead(_))).collect();
             if !dead.is_empty() {
-                let redrive = named(Redrive::new(dead.iter().map(|(event, _)| event_id(**event)), Duration::MAX)).force();
+                let redrive = named(Redrive::new(dead.iter().map(|(event, _)| event_id(**event)), window)).force();
                 let Ok(_redriven) = store.run(redrive, now).map_err(drop) else { return false };
             }
         }

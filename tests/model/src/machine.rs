@@ -6,7 +6,7 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
-use twobox::{Claimed, DeliveryState, Key, LeaseRef, Millis, Reason, Record, Renew, Renewed, Settled, Table};
+use twobox::{Checked, Claimed, DeliveryState, Key, LeaseRef, Millis, Reason, Record, Renew, Renewed, Settled, Table};
 
 use crate::scope::{Params, Scope, event_id, named, number_of, owner};
 use crate::step::{Answer, Ran, Step};
@@ -206,7 +206,7 @@ impl World {
         scope: &Scope,
         relay: u8,
         exchange: Exchange,
-        settings: &RelaySettings,
+        settings: &Checked<RelaySettings>,
     ) -> Option<(Option<Settled>, Option<Claimed>)> {
         let leases: Vec<LeaseRef> = exchange.settle.iter().map(|result| result.lease.clone()).collect();
         let (settle, claim) = exchange.into_transitions(settings);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use stateright::{Model, Property};
 use twobox::{
-    Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Event, EventId, Fingerprint, Invalid, Millis, OrderId, OrderingKey,
-    Owner, Request, Retention, Table, WhenDead,
+    Body, Checked, CommitOrder, Consumer, DeliveryPolicy, Draft, Event, EventId, Fingerprint, Invalid, Millis, OrderId,
+    OrderingKey, Owner, Request, Retention, Table, WhenDead,
 };
 
 use crate::bug::Bug;
@@ -47,11 +47,11 @@ pub struct Scope {
     /// The tables that are purged, and what is kept.
     pub purges: Vec<Table>,
     /// How long finished rows are kept.
-    pub retention: Retention,
+    pub retention: Checked<Retention>,
     /// After how many failures of a consumer an event is set aside.
     pub max_failures: u32,
     /// How relays deliver.
-    pub policy: DeliveryPolicy,
+    pub policy: Checked<DeliveryPolicy>,
     /// If the inbox is purged: the world keeps what the documentation asks for, namely that no event is retried and no copy is
     /// under way for longer than this, and that no relay hangs for longer after its lease and publishes then.
     pub longest_retry: Option<u64>,
@@ -64,10 +64,17 @@ pub struct Scope {
 }
 
 impl Scope {
+    /// How many milliseconds a tick takes, if a scope does not say otherwise: no retention may be shorter.
+    pub const TICK: u64 = 60_000;
+
     /// Two requests and orders, three events in two keys, two relays, one consumer; nothing goes wrong yet.
     #[must_use]
     pub fn new() -> Self {
-        let tick = Duration::from_millis(1);
+        let tick = Duration::from_millis(Self::TICK);
+        let policy =
+            DeliveryPolicy { backoff_base: tick, backoff_cap: tick, max_failures: 2, max_starts: 3, when_dead: WhenDead::Block };
+        let policy = named(policy.checked());
+        let retention = Retention { events: tick, inbox: tick * 100, requests: tick, orders: None, positions: None };
         Self {
             requests: 2,
             events: vec![0, 1, 2],
@@ -77,25 +84,37 @@ impl Scope {
             consumers: 1,
             in_order: false,
             ticks: 2,
-            tick: 1,
+            tick: Self::TICK,
             clock_back: false,
             faults: 1,
             operations: 0,
             purges: Vec::new(),
-            retention: Retention { events: tick, inbox: tick * 100, requests: tick, orders: None, positions: None },
-            policy: DeliveryPolicy {
-                backoff_base: tick,
-                backoff_cap: tick,
-                max_failures: 2,
-                max_starts: 3,
-                when_dead: WhenDead::Block,
-            },
+            retention: named(retention.checked(&policy)),
+            policy,
             max_failures: 2,
             longest_retry: None,
             rivals: false,
             bug: None,
             longest_drain: Arc::default(),
         }
+    }
+
+    /// The same with other settings of delivery.
+    #[must_use]
+    pub fn delivered(mut self, change: impl FnOnce(&mut DeliveryPolicy)) -> Self {
+        let mut policy = self.policy.as_ref().clone();
+        change(&mut policy);
+        self.policy = named(policy.checked());
+        self
+    }
+
+    /// The same with another retention.
+    #[must_use]
+    pub fn keeping(mut self, change: impl FnOnce(&mut Retention)) -> Self {
+        let mut retention = self.retention.as_ref().clone();
+        change(&mut retention);
+        self.retention = named(retention.checked(&self.policy));
+        self
     }
 
     /// How many steps relays may need to bring everything to its end: for each event and each relay, and once more to find out that there

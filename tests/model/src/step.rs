@@ -4,9 +4,9 @@ use core::num::NonZeroU16;
 use core::time::Duration;
 
 use twobox::{
-    Applied, Batch, Body, Cancel, Claim, Claimed, CommitRefused, CountFailure, DeliveryState, Discard, Ending, Event, InboxState,
-    Key, Load, Millis, Purge, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Retention, Rows,
-    RunResult, Settle, Settled, Store, Table, Tables, Transaction, Transition,
+    Applied, Batch, Body, Cancel, Claim, Claimed, CommitRefused, CountFailure, DeliveryPolicy, DeliveryState, Discard, Ending,
+    Event, InboxState, Key, Load, Millis, Purge, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew,
+    Retention, Rows, RunResult, Settle, Settled, Store, Table, Tables, Transaction, Transition,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -194,7 +194,7 @@ impl World {
         self.db.table(Table::Outbox).all(|record| {
             let Record::Outbox(id, row) = record else { return true };
             let since = number_of(&id).map_or(0, |event| self.ghost.since[usize::from(event)]);
-            row.state != DeliveryState::Pending || (self.now + 1).saturating_sub(since) <= longest
+            row.state != DeliveryState::Pending || (self.now + scope.tick).saturating_sub(since) <= longest * scope.tick
         })
     }
 
@@ -296,7 +296,7 @@ impl World {
             Step::Commit { request, params } => self.commit(scope, step, view, *request, *params)?,
             Step::Claim { relay, answered } => {
                 self.spend(*answered)?;
-                let claim = Claim::new(&scope.policy, owner(*relay), Duration::from_millis(1), 4);
+                let claim = Claim::new(&scope.policy, owner(*relay), Duration::from_millis(Scope::TICK), 4);
                 let claim = crate::scope::named(claim).run(2);
                 let before = self.db.clone();
                 match self.run(scope, step, view, None, &claim) {
@@ -321,7 +321,7 @@ impl World {
             Step::Renew { relay, lane } => {
                 let held = self.relays[usize::from(*relay)].get(lane)?.clone();
                 let before = self.db.0.clone();
-                let renew = Renew::new([held.lease.clone()], Duration::from_millis(1));
+                let renew = Renew::new([held.lease.clone()], Duration::from_millis(Scope::TICK));
                 match self.run(scope, step, view, Some(held.lease.token), &renew) {
                     Ran::Done(renewed) => {
                         let judged = if renewed.stale.is_empty() { Judged::Current } else { Judged::Stale };
@@ -365,7 +365,6 @@ impl World {
                 self.operate(scope, step, view, &cancel)?;
             }
             Step::Redrive { event } => {
-                // A tick is a millisecond, which the retention allows for here.
                 let window = scope.retention.redrive_window(&scope.policy);
                 let redrive = crate::scope::named(Redrive::new([event_id(*event)], window));
                 self.operate(scope, step, view, &redrive)?;
@@ -378,8 +377,15 @@ impl World {
                 self.operate(scope, step, view, &discard)?;
             }
             Step::Purge(table) => {
-                let early = Retention { inbox: Duration::ZERO, ..scope.retention.clone() };
-                let retention = if scope.bug == Some(Bug::PurgeEarly) { &early } else { &scope.retention };
+                // Checked against a policy by which nobody retries.
+                let hasty = || {
+                    let ms = Duration::from_millis(1);
+                    let policy =
+                        DeliveryPolicy { backoff_base: ms, backoff_cap: ms, ..scope.policy.as_ref().clone() }.checked()?;
+                    Retention { inbox: ms * 10, ..scope.retention.as_ref().clone() }.checked(&policy)
+                };
+                let early = (scope.bug == Some(Bug::PurgeEarly)).then(|| crate::scope::named(hasty()));
+                let retention = early.as_ref().unwrap_or(&scope.retention);
                 let purge = Purge::new(retention, *table, NonZeroU16::MAX);
                 match self.run(scope, step, view, None, &purge) {
                     Ran::Done(_) => {}

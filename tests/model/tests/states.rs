@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model, Path};
-use twobox::{Retention, Table, WhenDead};
+use twobox::{Table, WhenDead};
 use twobox_model::{Bug, Scope, Step, World};
 
-const TICK: Duration = Duration::from_millis(1);
+const TICK: Duration = Duration::from_millis(Scope::TICK);
 
 fn show(property: &str, path: &Path<World, Step>) {
     println!("{property} is broken by");
@@ -46,15 +46,8 @@ fn one_order(faults: u8) -> Scope {
 
 /// Clients that come again with other parameters and other order ids, and requests that are purged (P1, P2, P7).
 fn clients(ticks: u64) -> Scope {
-    Scope {
-        other_params: true,
-        relays: 0,
-        faults: 0,
-        ticks,
-        purges: vec![Table::Requests],
-        retention: Retention { requests: TICK, ..Scope::new().retention },
-        ..Scope::new()
-    }
+    Scope { other_params: true, relays: 0, faults: 0, ticks, purges: vec![Table::Requests], ..Scope::new() }
+        .keeping(|kept| kept.requests = TICK)
 }
 
 /// Two orders with three events in two keys and two relays (P3, P4, P6).
@@ -64,23 +57,17 @@ fn two_relays(faults: u8, ticks: u64) -> Scope {
 
 /// A consumer that asks for order, where events are skipped: cancelled, given up, discarded, redriven (P4, P5).
 fn in_order(when_dead: WhenDead, faults: u8, operations: u8) -> Scope {
-    let mut scope =
+    let scope =
         Scope { events: vec![0, 2, 4], relays: 1, in_order: true, max_failures: 1, ticks: 0, faults, operations, ..Scope::new() };
-    scope.policy.when_dead = when_dead;
-    scope.policy.max_failures = 1;
-    scope.policy.max_starts = 2;
-    scope
+    scope.delivered(|policy| (policy.when_dead, policy.max_failures, policy.max_starts) = (when_dead, 1, 2))
 }
 
 /// One order, for so long that everything is purged; the operator redrives what is dead (P5, P7, F10).
 fn retention(ticks: u64, faults: u8) -> Scope {
     let mut scope =
         Scope { requests: 1, events: vec![0], relays: 1, ticks, faults, operations: 1, longest_retry: Some(2), ..Scope::new() };
-    scope.policy.max_failures = 1;
-    scope.policy.max_starts = 2;
     scope.purges = vec![Table::Outbox, Table::Lanes, Table::Requests, Table::Inbox];
-    scope.retention = Retention { inbox: TICK * 4, ..scope.retention };
-    scope
+    scope.delivered(|policy| (policy.max_failures, policy.max_starts) = (1, 2)).keeping(|kept| kept.inbox = TICK * 4)
 }
 
 /// Two transactions at once, of which the first one read before the second one committed.
@@ -90,12 +77,8 @@ fn rivals(faults: u8, ticks: u64) -> Scope {
 
 /// Relays that are the real machine, with leases of two ticks (P3, P4, P6, P8, F3, F11, F12, F15).
 fn machines(machines: u8, events: &[u8], faults: u8, ticks: u64) -> Scope {
-    const TICK: u64 = 5;
     let requests = if events.iter().any(|event| *event >= 2) { 2 } else { 1 };
-    let mut scope = Scope { requests, events: events.into(), relays: 0, machines, faults, ticks, tick: TICK, ..Scope::new() };
-    scope.policy.backoff_base = Duration::from_millis(TICK);
-    scope.policy.backoff_cap = Duration::from_millis(TICK);
-    scope
+    Scope { requests, events: events.into(), relays: 0, machines, faults, ticks, ..Scope::new() }
 }
 
 #[test]

@@ -12,8 +12,8 @@ use core::time::Duration;
 
 use twobox::relay::{Fault, InProcess, Published, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Fingerprint, Handled, Inbox, Invalid, Millis,
-    OrderId, Owner, Reader, Reason, Record, Register, Registered, Request, Retention, Store, Table, purge_all,
+    Body, Checked, CommitOrder, Consumer, DeliveryState, Draft, Dump, Fingerprint, Handled, Inbox, Invalid, Millis, OrderId,
+    Owner, Reader, Reason, Record, Register, Registered, Request, Retention, Store, Table, purge_all,
 };
 
 use crate::bare;
@@ -107,7 +107,7 @@ pub(crate) fn look(sender: &impl Reader, receiver: &impl Reader) -> Result<(), W
 
 /// Removes what is past its retention: the request, the event with its lane, and the inbox row with its effect. The order is kept.
 pub(crate) fn purge(sender: &impl Store, receiver: &impl Store) -> Result<(), Wrong> {
-    let kept = Retention::default().checked(&DeliveryPolicy::default())?;
+    let kept = Retention::default().checked(&Checked::default())?;
     let (after, page) = (NOW + kept.requests + Duration::from_secs(60), NonZeroU16::MIN);
     let purged = purge_all(sender, &kept, page, after)? + purge_all(receiver, &kept, page, after)?;
     check("purged", purged, 4)?;

@@ -11,9 +11,9 @@ use thiserror::Error;
 use twobox::relay::Message;
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
 use twobox::{
-    Body, Cancel, Claim, CommitOrder, Consumer, DeliveryPolicy, Discard, Draft, Ending, EventId, Fingerprint, Handled, Inbox,
-    Key, Load, Millis, OrderId, OrderingKey, Owner, Purge, Query, Reader, Reason, Receipt, Record, Redrive, Register, Request,
-    Retention, RunError, RunResult, Settle, Store, Stored, Transition,
+    Body, Cancel, Checked, Claim, CommitOrder, Consumer, DeliveryPolicy, Discard, Draft, Ending, EventId, Fingerprint, Handled,
+    Inbox, Key, Load, Millis, OrderId, OrderingKey, Owner, Purge, Query, Reader, Reason, Receipt, Record, Redrive, RedriveWindow,
+    Register, Request, Retention, RunError, RunResult, Settle, Store, Stored, Transition,
 };
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
 
@@ -98,7 +98,8 @@ pub struct Life<'d> {
     options: RedbOptions,
     store: Option<RedbStore>,
     now: Millis,
-    policy: DeliveryPolicy,
+    policy: Checked<DeliveryPolicy>,
+    kept: Checked<Retention>,
     redriven: bool,
     step: usize,
     told: &'d mut dyn FnMut(usize, &RedbStore),
@@ -154,7 +155,10 @@ pub fn live(disk: &Disk, options: RedbOptions, from: usize, told: &mut dyn FnMut
     // Whoever comes back finds that some time has passed.
     let now = Millis::new(BIRTH) + Duration::from_secs(3_600 * from as u64);
     let policy = DeliveryPolicy { max_failures: 2, ..DeliveryPolicy::default() };
-    let mut life = Life { disk, options, store: None, now, policy, redriven: from > 6, step: from, told };
+    let policy = policy.checked().expect("it allows more starts than failures");
+    let kept = Retention { requests: Duration::from_secs(14 * 86_400), ..Retention::default() };
+    let kept = kept.checked(&policy).expect("consumers remember for a month");
+    let mut life = Life { disk, options, store: None, now, policy, kept, redriven: from > 6, step: from, told };
     let trouble = life.go_on(from).err();
     Ended { trouble, step: life.step, store: life.store }
 }
@@ -319,8 +323,8 @@ impl Life<'_> {
         Ok(())
     }
 
-    fn window(&self) -> Duration {
-        Retention::default().redrive_window(&self.policy)
+    fn window(&self) -> RedriveWindow {
+        self.kept.redrive_window(&self.policy)
     }
 
     /// A call outside, from its intent to its end.
@@ -333,7 +337,7 @@ impl Life<'_> {
 
     /// Two weeks later, what is finished goes, a few rows at a time; consumers still remember.
     fn purge(&mut self) -> Result<(), Trouble> {
-        let retention = Retention { requests: Duration::from_secs(14 * 86_400), ..Retention::default() }.checked(&self.policy)?;
+        let retention = self.kept.clone();
         let now = self.now;
         self.now = Millis::new(BIRTH) + Duration::from_secs(20 * 86_400);
         let five = NonZeroU16::MIN.saturating_add(4);

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use redb::backends::InMemoryBackend;
 use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, CommitRefused, Committed, Consumer, DeliveryState, Draft, Event, EventId, Fingerprint, Handled, Inbox,
-    Millis, OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Registered, Request, RunError, Store, Stored, Table,
+    Body, Checked, CommitOrder, CommitRefused, Committed, Consumer, DeliveryPolicy, DeliveryState, Draft, Event, EventId,
+    Fingerprint, Handled, Inbox, Millis, OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Registered, Request,
+    RunError, Store, Stored, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -74,6 +75,13 @@ where
 }
 
 const NOW: Millis = Millis::new(1_000);
+
+/// Whatever happens, nothing is given up.
+fn patient() -> Checked<DeliveryPolicy> {
+    let base = DeliveryPolicy::default().backoff_base;
+    let policy = DeliveryPolicy { backoff_cap: base, max_failures: 5_000, max_starts: 10_000, ..DeliveryPolicy::default() };
+    policy.checked().unwrap()
+}
 
 fn request(id: &str, quantity: &str) -> Request {
     Request::new("customer-7", id, Fingerprint::of([("quantity", quantity)])).unwrap()
@@ -202,9 +210,7 @@ where
         let broker = Broker { came: &came, seed: Seed::new(round * 100 + thread as u64) };
         let mut settings = RelaySettings::new(Owner::new(format!("relay-{thread}")).unwrap());
         (settings.window, settings.run, settings.lease) = (6, 3, Duration::from_millis(500));
-        settings.policy.max_starts = 10_000;
-        settings.policy.max_failures = 5_000;
-        settings.policy.backoff_cap = settings.policy.backoff_base;
+        settings.policy = patient();
         let now = || Millis::new(clock.fetch_add(40, Ordering::Relaxed));
         let mut relay = Relay::new(store, broker, settings, now()).unwrap();
         for _step in 0..60 {
@@ -215,8 +221,7 @@ where
     // One more finishes what is left.
     let broker = Broker { came: &came, seed: Seed::new(round) };
     let mut settings = RelaySettings::new(Owner::new("relay-last").unwrap());
-    settings.policy.max_starts = 10_000;
-    settings.policy.max_failures = 5_000;
+    settings.policy = patient();
     let mut relay = Relay::new(store, broker, settings, Millis::new(10_000_000)).unwrap();
     let last = (1..1_000)
         .map(|hour| relay.run_until_idle(Millis::new(10_000_000 + hour * 3_600_000)).unwrap())

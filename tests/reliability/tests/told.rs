@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use redb::{ConcurrencyMode, Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use twobox::{
-    Body, Claim, CommitOrder, CommitRefused, DeliveryPolicy, Draft, Fingerprint, Key, Load, Millis, OrderId, Owner, Query,
-    Reader, Record, Request, RequestKey, RunError, RunResult, Settle, Store, Stored, Tables, Transaction,
+    Body, Checked, Claim, CommitOrder, CommitRefused, DeliveryPolicy, Draft, Fingerprint, Key, Load, Millis, OrderId, Owner,
+    Query, Reader, Record, Request, RequestKey, RunError, RunResult, Settle, Store, Stored, Tables, Transaction,
 };
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
 use twobox_reliability::disk::{Disk, Failure, Fault};
@@ -26,11 +26,11 @@ const YOURS: TableDefinition<'_, (), u64> = TableDefinition::new("yours");
 type Open = fn(Disk) -> RedbStore;
 const STORES: [Open; 4] = [
     |disk| RedbStore::create_on(disk).unwrap(),
-    |disk| RedbStore::create_on(disk).unwrap().sync_deliveries(false),
-    |disk| RedbOptions::new().shared(true).create_on(disk).unwrap().sync_deliveries(false),
+    |disk| RedbOptions::new().sync_deliveries(false).create_on(disk).unwrap(),
+    |disk| RedbOptions::new().shared(true).sync_deliveries(false).create_on(disk).unwrap(),
     |disk| {
         let database = Database::builder().set_concurrency_mode(ConcurrencyMode::MultiWriter).create_with_backend(disk).unwrap();
-        RedbStore::with_database(database).unwrap().sync_deliveries(false)
+        RedbOptions::new().sync_deliveries(false).with_database(database).unwrap()
     },
 ];
 
@@ -159,7 +159,7 @@ impl Caller<'_> {
 
     /// Claims something, and confirms it or not. This may be lost.
     fn deliver(&mut self, now: Millis) {
-        let policy = DeliveryPolicy::default();
+        let policy = Checked::<DeliveryPolicy>::default();
         let claim = Claim::new(&policy, Owner::new("relay").unwrap(), Duration::from_secs(1), 2).unwrap();
         let claimed = self.store.run(claim, now).unwrap();
         if self.seed.coin() {

@@ -7,11 +7,11 @@ use std::time::Duration;
 use redb::Builder;
 use twobox::relay::{InProcess, Message, Relay, RelaySettings};
 use twobox::{
-    Body, Claim, Claimed, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Digest, Draft, Event, EventType, Fingerprint,
-    Handled, Headers, Inbox, InboxRow, InboxState, LaneRow, OrderId, OrderRow, Owner, Placed, Receive, Record, Register, Request,
-    RequestKey, RequestRow, RunError, RunResult, Settle, Store,
+    Body, Checked, Claim, Claimed, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Digest, Draft, Event, EventType,
+    Fingerprint, Handled, Headers, Inbox, InboxRow, InboxState, LaneRow, OrderId, OrderRow, Owner, Placed, Receive, Record,
+    Register, Request, RequestKey, RequestRow, RunError, RunResult, Settle, Store,
 };
-use twobox_redb::RedbStore;
+use twobox_redb::{RedbOptions, RedbStore};
 
 use crate::common::{Disk, at, event, fill, lane, lane_row, outbox_row};
 use crate::counted::{Counted, Counts};
@@ -22,6 +22,10 @@ fn store() -> (Counted, RedbStore) {
     let storage = Counted::default();
     let store = RedbStore::create_on(storage.clone()).unwrap();
     (storage, store)
+}
+
+fn unsynced() -> RedbOptions {
+    RedbOptions::new().sync_deliveries(false)
 }
 
 fn request(n: usize) -> Request {
@@ -95,11 +99,11 @@ fn deliveries_that_are_not_synced_come_again_after_a_power_cut() {
         let confirmed = Relay::new(shop, publisher, settings, NOW).unwrap().run_until_idle(NOW).unwrap().confirmed;
         (confirmed, handled)
     };
-    let shop = RedbStore::create_on(disk.clone()).unwrap().sync_deliveries(false);
+    let shop = unsynced().create_on(disk.clone()).unwrap();
     place(&shop, 0..8);
     assert_eq!(deliver(&shop), (8, 8));
     let cut = Disk::with(disk.bytes());
-    let after = RedbStore::open_on(cut.clone()).unwrap().sync_deliveries(false);
+    let after = unsynced().open_on(cut.clone()).unwrap();
     assert_eq!(deliver(&after), (8, 0), "all come again, and none is handled again");
     place(&after, 8..9);
     let after = RedbStore::open_on(Disk::with(cut.bytes())).unwrap();
@@ -108,8 +112,8 @@ fn deliveries_that_are_not_synced_come_again_after_a_power_cut() {
 
 #[test]
 fn deliveries_that_are_not_synced_cost_no_sync() {
-    let (sender, shop) = store();
-    let shop = shop.sync_deliveries(false);
+    let sender = Counted::default();
+    let shop = unsynced().create_on(sender.clone()).unwrap();
     let (_, loyalty) = store();
     place(&shop, 0..64);
     let inbox = Inbox::new(&loyalty, Consumer::new("loyalty").unwrap());
@@ -125,7 +129,7 @@ fn deliveries_that_are_not_synced_cost_no_sync() {
 /// F4: a start that is not synced is not counted when the process is killed, unless something else was committed since.
 #[test]
 fn starts_that_are_not_synced_are_forgotten() {
-    let policy = DeliveryPolicy::default();
+    let policy = Checked::<DeliveryPolicy>::default();
     for (synced, starts) in [(true, [1, 2, 3]), (false, [1, 1, 1])] {
         let disk = Disk::default();
         let shop = RedbStore::create_on(disk.clone()).unwrap();
@@ -134,7 +138,7 @@ fn starts_that_are_not_synced_are_forgotten() {
         let mut bytes = disk.bytes();
         let lives = [1, 2, 3].map(|life| {
             let disk = Disk::with(mem::take(&mut bytes));
-            let shop = RedbStore::open_on(disk.clone()).unwrap().sync_deliveries(synced);
+            let shop = RedbOptions::new().sync_deliveries(synced).open_on(disk.clone()).unwrap();
             let claim = Claim::new(&policy, Owner::new("relay-1").unwrap(), Duration::from_secs(1), 1).unwrap();
             let claimed = shop.run(claim, at(life * 10_000_000)).unwrap();
             // Killed: what was written by then is there, and nothing is closed.
@@ -212,7 +216,7 @@ fn steps(storage: &Counted, orders: usize, cache: Option<usize>) -> Vec<(&'stati
     // The first commit after opening costs more.
     place(&store, 8_000_000..8_000_001);
     let claim = |limit: usize| {
-        let policy = DeliveryPolicy::default();
+        let policy = Checked::<DeliveryPolicy>::default();
         let claim = Claim::new(&policy, Owner::new("relay-1").unwrap(), Duration::from_secs(30), limit).unwrap();
         store.run(claim, NOW).unwrap()
     };
@@ -249,7 +253,7 @@ fn steps(storage: &Counted, orders: usize, cache: Option<usize>) -> Vec<(&'stati
             confirmed: vec![run.deliveries[0].event.clone()],
             ended: None,
         });
-        assert_eq!(store.run(Settle::new(&DeliveryPolicy::default(), results), NOW).unwrap().confirmed, orders);
+        assert_eq!(store.run(Settle::new(&Checked::default(), results), NOW).unwrap().confirmed, orders);
     });
     counts
 }

@@ -2,9 +2,9 @@
 
 use redb::{Database, MultimapTableDefinition, ReadableDatabase, ReadableTableMetadata, TableDefinition};
 use twobox::{
-    Body, Claim, Claimed, CommitOrder, Committed, Consumer, DeliveryPolicy, Draft, Dump, Event, Fingerprint, Key, Load, Millis,
-    OrderId, Owner, Query, Reader, Receive, Received, Record, Register, Request, RunError, RunResult, Settle, Store, Table,
-    Tables, Transaction,
+    Body, Checked, Claim, Claimed, CommitOrder, Committed, Consumer, DeliveryPolicy, Draft, Dump, Event, Fingerprint, Key, Load,
+    Millis, OrderId, Owner, Query, Reader, Receive, Received, Record, Register, Request, RunError, RunResult, Settle, Store,
+    Table, Tables, Transaction,
 };
 use twobox_redb::{Lent, RedbError, RedbStore, RedbView};
 
@@ -169,7 +169,7 @@ fn sender_and_receiver_share_a_file_or_not() {
     for (sender, receiver) in [(&one, &one), (&other, &RedbStore::create_on(Disk::default()).unwrap())] {
         let request = request("req-1");
         let _ = sender.run(order(&request, "order-1", Body::json("1").unwrap()), at(1)).unwrap();
-        let policy = DeliveryPolicy::default();
+        let policy = Checked::<DeliveryPolicy>::default();
         let claimed: Claimed = sender
             .run(Claim::new(&policy, Owner::new("relay").unwrap(), std::time::Duration::from_secs(30), 8).unwrap(), at(2))
             .unwrap();
@@ -203,7 +203,7 @@ fn no_payload_is_written_again() {
     let _ = store.run(order(&request, "order-1", body), at(1)).unwrap();
     assert!(disk.written() >= PAYLOAD);
 
-    let policy = DeliveryPolicy::default();
+    let policy = Checked::<DeliveryPolicy>::default();
     let mut now = at(2);
     for _ in 0..4 {
         let claim = Claim::new(&policy, Owner::new("relay").unwrap(), std::time::Duration::from_secs(30), 8).unwrap();

@@ -32,6 +32,7 @@ fn main() {
     // Retried for less than a minute and a half, so that an inbox of three minutes is safe.
     let policy =
         DeliveryPolicy { backoff_cap: Duration::from_secs(10), max_failures: 5, max_starts: 8, ..DeliveryPolicy::default() };
+    let policy = policy.checked().unwrap();
     let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
     let retention =
         Retention { events: minutes(1), inbox: minutes(3), requests: minutes(3), orders: Some(minutes(3)), positions: None };

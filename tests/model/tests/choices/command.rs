@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
 use twobox::{
-    Body, Cancel, Claim, CommitOrder, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Ending, Event, EventId, EventType,
-    Fingerprint, Headers, Millis, OrderId, OrderingKey, Owner, Place, Purge, Reason, Receive, Redrive, Register, Renew, Request,
-    Retention, Run, RunResult, Settle, Table, Tables, Transition, WhenDead,
+    Body, Cancel, Checked, Claim, CommitOrder, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Ending, Event, EventId,
+    EventType, Fingerprint, Headers, Millis, OrderId, OrderingKey, Owner, Place, Purge, Reason, Receive, Redrive, Register,
+    Renew, Request, Retention, Run, RunResult, Settle, Table, Tables, Transition, WhenDead,
 };
 
 /// One thing to do. Requests, relays and events are numbers; event 0 and 1 are of order 0, event 2 is of order 1; 0 and 2 have the same key.
@@ -48,7 +48,7 @@ pub(crate) enum Command {
     Resolve {
         done: bool,
     },
-    /// So many milliseconds pass.
+    /// So many seconds pass.
     Wait(u64),
 }
 
@@ -107,12 +107,19 @@ pub(crate) struct Memory {
 }
 
 #[derive(Debug, Clone)]
-struct Policy(DeliveryPolicy);
+struct Policy {
+    delivery: Checked<DeliveryPolicy>,
+    kept: Checked<Retention>,
+}
 
 impl Default for Policy {
     fn default() -> Self {
-        let ten = Duration::from_millis(10);
-        Self(DeliveryPolicy { backoff_base: ten, backoff_cap: ten, max_failures: 2, max_starts: 3, when_dead: WhenDead::Block })
+        let ten = Duration::from_secs(10);
+        let delivery =
+            DeliveryPolicy { backoff_base: ten, backoff_cap: ten, max_failures: 2, max_starts: 3, when_dead: WhenDead::Block };
+        let delivery = delivery.checked().unwrap();
+        let kept = Retention { events: ten * 6, inbox: ten * 15, requests: ten * 6, ..Retention::default() };
+        Self { kept: kept.checked(&delivery).unwrap(), delivery }
     }
 }
 
@@ -169,20 +176,14 @@ impl Memory {
     }
 
     pub(crate) fn time(&self) -> Millis {
-        Millis::new(1_000 + self.now)
+        Millis::new(1_000 + self.now * 1_000)
     }
 
     /// Does what is asked within a transaction, and gives the answer, with the runs if it was a claim.
     pub(crate) fn ask<X: Tables>(&self, tables: &mut X, command: Command) -> (String, Vec<Run>) {
-        let (now, policy) = (self.time(), &self.policy.0);
+        let (now, Policy { delivery, kept }) = (self.time(), &self.policy);
         let none = |answer: String| (answer, Vec::new());
         let held = |relay: u8| self.runs.get(&relay).into_iter().flatten();
-        let kept = Retention {
-            events: Duration::from_millis(50),
-            inbox: Duration::from_millis(150),
-            requests: Duration::from_millis(50),
-            ..Retention::default()
-        };
         match command {
             Command::Register { request: number, other } => none(answer(tables, Register::new(&request(number, other)), now)),
             Command::Commit { request: number, other } => {
@@ -196,7 +197,7 @@ impl Memory {
             }
             Command::Claim { relay } => {
                 let owner = Owner::new(format!("relay-{relay}")).unwrap();
-                let claim = Claim::new(policy, owner, Duration::from_millis(20), 4).unwrap().run(2);
+                let claim = Claim::new(delivery, owner, Duration::from_secs(20), 4).unwrap().run(2);
                 let claimed = tables.run(claim, now);
                 (format!("{claimed:?}"), claimed.map(|claimed| claimed.runs).unwrap_or_default())
             }
@@ -213,16 +214,18 @@ impl Memory {
                     };
                     RunResult { lease: run.lease.clone(), confirmed, ended }
                 });
-                none(answer(tables, Settle::new(policy, results), now))
+                none(answer(tables, Settle::new(delivery, results), now))
             }
             Command::Renew { relay } => {
                 let leases = held(relay).map(|run| run.lease.clone());
-                none(answer(tables, Renew::new(leases, Duration::from_millis(20)), now))
+                none(answer(tables, Renew::new(leases, Duration::from_secs(20)), now))
             }
             Command::Cancel(event) => none(answer(tables, Cancel::new([id(event)], Reason::new("no")).unwrap(), now)),
-            Command::Redrive(event) => none(answer(tables, Redrive::new([id(event)], Duration::from_millis(150)).unwrap(), now)),
+            Command::Redrive(event) => {
+                none(answer(tables, Redrive::new([id(event)], kept.redrive_window(delivery)).unwrap(), now))
+            }
             Command::Discard(event) => none(answer(tables, Discard::new([id(event)], Reason::new("no")).unwrap(), now)),
-            Command::Purge(table) => none(answer(tables, Purge::new(&kept, table, NonZeroU16::MIN), now)),
+            Command::Purge(table) => none(answer(tables, Purge::new(kept, table, NonZeroU16::MIN), now)),
             Command::Receive { event: number, in_order } => {
                 let receive = Receive::new(consumer(), &event(number, number)).effect(body(number));
                 let receive = if in_order {
@@ -240,7 +243,7 @@ impl Memory {
                 none(answer(tables, CountFailure::new(consumer(), &event(number, number), Reason::new("no"), 2), now))
             }
             Command::Intend => none(answer(tables, Intend::new(call()), now)),
-            Command::Start(rule) => none(answer(tables, Start::new(call(), Duration::from_millis(50), rule), now)),
+            Command::Start(rule) => none(answer(tables, Start::new(call(), Duration::from_secs(50), rule), now)),
             Command::Resolve { done } => {
                 let end = if done { CallEnd::Done(None) } else { CallEnd::NotDone(Reason::new("no")) };
                 none(answer(tables, Resolve::new(call(), end), now))
