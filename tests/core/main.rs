@@ -10,6 +10,7 @@ mod codec;
 mod driver;
 mod fingerprint;
 mod limits;
+mod machine;
 mod operators;
 mod policy;
 mod purge;
