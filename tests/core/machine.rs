@@ -251,6 +251,19 @@ fn a_probe_waits_for_what_is_under_way() {
             assert_eq!(relay.exchange().claim, 8);
         }
     }
+    // Not either where the window is so small that a claim would be worth it.
+    let small = RelaySettings { window: 2, run: 1, ..settings() };
+    let mut relay = Played { machine: RelayMachine::new(small, START).unwrap(), ..Played::new() };
+    assert_eq!(relay.exchange().claim, 2);
+    let tickets = relay.claimed(&[("a", 1), ("b", 1)]);
+    relay.unavailable(&tickets[0]);
+    assert_eq!(relay.exchange().claim, 0);
+    relay.settled();
+    relay.after(PAUSE);
+    relay.machine.handle_wakeup(relay.now);
+    assert_eq!((relay.machine.phase(), relay.machine.poll_action()), (Phase::Running, None));
+    relay.confirm(&tickets[1]);
+    assert_eq!(relay.exchange().claim, 2);
     // A claim may bring more than was asked for: one of them is tried.
     let (mut relay, tickets) = Played::holding(&[("a", 1)]);
     relay.unavailable(&tickets[0]);

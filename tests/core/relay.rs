@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use twobox::relay::{Action, Counters, Phase, Published, RelayMachine, RelaySettings, Ticket, run_exchange};
+use twobox::relay::{Action, Counters, InProcess, Phase, Published, RelayMachine, RelaySettings, Ticket, run_exchange};
 use twobox::{
-    Body, Claimed, CommitOrder, Delivery, DeliveryPolicy, Draft, Fingerprint, Key, LeaseRef, Load, Millis, OrderId, Place, Query,
-    Reader, Reason, Record, Renew, Request, Run, Settled, Stale, StaleLease, Store,
+    Body, Claimed, CommitOrder, Delivery, DeliveryPolicy, Draft, Fingerprint, Handled, Inbox, Key, LeaseRef, Load, Millis,
+    OrderId, Place, Query, Reader, Reason, Record, Renew, Request, Run, Settled, Stale, StaleLease, Store,
 };
 use twobox_memory::MemoryStore;
 
@@ -275,4 +275,12 @@ fn a_relay_counts_what_it_has_done() {
     let counted =
         Counters { claimed: 2, published: 2, confirmed: 4, failed: 6, dead: 8, stale: 2, unavailable: 0, store_failures: 2 };
     assert_eq!(machine.counters(), counted);
+}
+
+/// What holds a publisher can be shown, whatever its handler is.
+#[test]
+fn a_publisher_in_process_can_be_shown() {
+    let store = MemoryStore::new();
+    let publisher = InProcess::new(Inbox::new(&store, name("c")), |_, _| Ok::<_, String>(Handled::Done));
+    assert_eq!(format!("{publisher:?}"), "InProcess { .. }");
 }
