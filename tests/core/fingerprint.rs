@@ -113,6 +113,26 @@ proptest! {
     }
 }
 
+/// However few bytes are shown of what was given: control characters of two bytes shrink to one.
+#[test]
+fn a_summary_of_control_characters_is_cut_where_it_is_full() {
+    for before in ["", "a"] {
+        for controls in [250, 255, 256, 257, 258, 300, 1_000] {
+            let text = format!("{before}{}", "\u{80}".repeat(controls));
+            let shown = format!("{before}{}", " ".repeat(controls));
+            let fits = shown.len() <= Fingerprint::MAX_SUMMARY;
+            let expected =
+                if fits { shown.clone() } else { format!("{}…", &shown[..Fingerprint::MAX_SUMMARY - '…'.len_utf8()]) };
+            assert_eq!(Fingerprint::of_bytes(text.as_bytes()).summary(), expected, "{before:?} {controls}");
+            // The same behind a name of no bytes, and before another field.
+            let fields = [("", &text[..]), ("b", "c")];
+            let all = format!("={shown} b=c");
+            let expected = if all.len() <= 256 { all } else { format!("{}…", &all[..253]) };
+            assert_eq!(Fingerprint::of(fields).summary(), expected, "{before:?} {controls}");
+        }
+    }
+}
+
 #[test]
 fn the_kinds_of_fingerprints_are_kept_apart() {
     let text = r#"{"a":"b"}"#;
@@ -148,6 +168,7 @@ fn fingerprints_stay_what_they_are() {
         let found = fingerprint.digest();
         assert_eq!(found.to_string(), digest);
         assert_eq!(format!("{found:.8} {found:.0} {found:.99}"), format!("{}  {digest}", &digest[..8]));
+        assert_eq!(format!("{found:?}"), digest);
     }
 }
 
