@@ -1,5 +1,7 @@
 //! What a request key is bound to (P1, F23): the same parameters always give the same fingerprint, others never do.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use proptest::prelude::*;
 use twobox::{Digest, Fingerprint, Invalid};
 
@@ -149,6 +151,20 @@ fn the_kinds_of_fingerprints_are_kept_apart() {
     for (at, one) in all.iter().enumerate() {
         assert!(all[at + 1..].iter().all(|other| other != one), "{one:?}");
     }
+}
+
+/// As equality, the hash is that of the digest: the line that is shown does not count.
+#[test]
+fn a_fingerprint_hashes_as_its_digest() {
+    let hash = |fingerprint: &Fingerprint| {
+        let mut hasher = DefaultHasher::new();
+        fingerprint.hash(&mut hasher);
+        hasher.finish()
+    };
+    let (two, three) = (Fingerprint::of([("quantity", "2")]), Fingerprint::of([("quantity", "3")]));
+    let same = Fingerprint::from_stored(two.digest(), "another line");
+    assert_eq!((&two, hash(&two)), (&same, hash(&same)));
+    assert_ne!(hash(&two), hash(&three));
 }
 
 /// The digests are stored, so they must never change.
