@@ -72,7 +72,8 @@ pub struct Decision<O> {
     pub outcome: O,
 }
 
-/// A question that a store answers. All answers are [`Rows`]; each variant says which, and in which order.
+/// A question that a store answers. All answers are [`Rows`]; each variant says which, and in which order. Where a lane is followed by its pending
+/// outbox rows, a store need not look for more than the lane can have: [`LaneRow::pending_at_most`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Query {
     /// These rows. Answer: those that exist, in the order of their keys. A store may lock the rows, or the places where they would be.

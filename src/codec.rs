@@ -1,18 +1,19 @@
 //! Rows as bytes, for stores that keep bytes: the format of version [`FORMAT_VERSION`](crate::FORMAT_VERSION).
 //!
 //! Keys sort as bytes in the order of [`Key`]: their texts, which have no control characters, are joined by a NUL.
-//! Values are a revision and the fields of the row; numbers are LEB128, texts and bytes have their length before them.
+//! Values are a revision and the fields of the row; numbers are LEB128, times are 8 bytes in big endian, texts and bytes have their length before them.
 //! What is read is checked as strictly as what is given to a constructor, so damaged bytes end in [`Damaged`] and not in a wrong row.
 //! That a value belongs to its key, and was not changed elsewhere, is for a checksum of the adapter to find out.
 
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use thiserror::Error;
 
 use crate::event::{Body, Event, Headers};
 use crate::fingerprint::{Digest, Fingerprint};
-use crate::ids::{Invalid, OrderingKey, Reason, RequestKey};
+use crate::ids::{Name, OrderingKey, Reason, RequestKey};
 use crate::table::{
     CallRow, CallState, DeliveryState, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, Placed,
     PositionRow, Record, RequestRow, Revision, Stored, Table,
@@ -75,6 +76,18 @@ pub fn encode_index_part(part: IndexPart<'_>, out: &mut Vec<u8>) {
     }
 }
 
+/// Whether the bytes of an index entry belong to a part.
+#[must_use]
+pub fn is_in_index_part(part: IndexPart<'_>, entry: &[u8]) -> bool {
+    match (part, entry.split_first()) {
+        (IndexPart::Due, Some((1, _))) | (IndexPart::AllPending, Some((2, _))) | (IndexPart::Dead, Some((3, _))) => true,
+        (IndexPart::Pending(lane), Some((2, rest))) => {
+            rest.strip_prefix(lane.as_str().as_bytes()).is_some_and(|rest| rest.first() == Some(&SEPARATOR))
+        }
+        (_, _) => false,
+    }
+}
+
 /// Appends the bytes of an index entry. They sort in the order of [`IndexEntry`].
 pub fn encode_index_entry(entry: &IndexEntry, out: &mut Vec<u8>) {
     match entry {
@@ -95,36 +108,61 @@ pub fn encode_index_entry(entry: &IndexEntry, out: &mut Vec<u8>) {
     }
 }
 
+/// The parts of an index entry's bytes.
+enum IndexBytes<'a> {
+    Due(u64, &'a [u8]),
+    Pending(&'a [u8], u64, &'a [u8]),
+    Dead(&'a [u8]),
+}
+
+fn split_index_entry(bytes: &[u8]) -> Result<IndexBytes<'_>, Damaged> {
+    let table = if bytes.first() == Some(&1) { Table::Lanes } else { Table::Outbox };
+    let damaged = |what: &str| Damaged { table, what: what.to_string() };
+    let number = |bytes| -> Result<(u64, &[u8]), Damaged> {
+        let (number, rest) = <[u8]>::split_first_chunk(bytes).ok_or_else(|| damaged("a short number in its index"))?;
+        Ok((u64::from_be_bytes(*number), rest))
+    };
+    match bytes.split_first() {
+        Some((1, rest)) => number(rest).map(|(due, lane)| IndexBytes::Due(due, lane)),
+        Some((2, rest)) => {
+            let end = rest.iter().position(|byte| *byte == SEPARATOR).ok_or_else(|| damaged("no separator in its index"))?;
+            let (sequence, id) = number(&rest[end + 1..])?;
+            Ok(IndexBytes::Pending(&rest[..end], sequence, id))
+        }
+        Some((3, rest)) => Ok(IndexBytes::Dead(rest)),
+        Some(_) | None => Err(damaged("no kind in its index")),
+    }
+}
+
 /// Reads an index entry back.
 ///
 /// # Errors
 ///
 /// [`Damaged`] if the bytes are none.
 pub fn decode_index_entry(bytes: &[u8]) -> Result<IndexEntry, Damaged> {
-    let table = if bytes.first() == Some(&1) { Table::Lanes } else { Table::Outbox };
-    let damaged = |what: &str| Damaged { table, what: what.to_string() };
-    let number = |bytes: &[u8]| {
-        bytes.first_chunk().map(|chunk| u64::from_be_bytes(*chunk)).ok_or_else(|| damaged("a short number in its index"))
-    };
-    match bytes.split_first() {
-        Some((1, rest)) => {
-            let due = Millis::new(number(rest)?);
-            Ok(IndexEntry::Due(due, name(table, &rest[8..])?))
+    Ok(match split_index_entry(bytes)? {
+        IndexBytes::Due(due, lane) => IndexEntry::Due(Millis::new(due), name(Table::Lanes, lane)?),
+        IndexBytes::Pending(lane, sequence, id) => {
+            IndexEntry::Pending(name(Table::Outbox, lane)?, sequence, name(Table::Outbox, id)?)
         }
-        Some((2, rest)) => {
-            let end = rest.iter().position(|byte| *byte == SEPARATOR).ok_or_else(|| damaged("no separator in its index"))?;
-            let lane = name(table, &rest[..end])?;
-            let rest = &rest[end + 1..];
-            let sequence = number(rest)?;
-            Ok(IndexEntry::Pending(lane, sequence, name(table, &rest[8..])?))
-        }
-        Some((3, rest)) => Ok(IndexEntry::Dead(name(table, rest)?)),
-        Some(_) | None => Err(damaged("no kind in its index")),
-    }
+        IndexBytes::Dead(id) => IndexEntry::Dead(name(Table::Outbox, id)?),
+    })
+}
+
+/// The row that the bytes of an index entry lead to: its table, and the bytes of its key.
+///
+/// # Errors
+///
+/// [`Damaged`] if the bytes are none.
+pub fn indexed_row(bytes: &[u8]) -> Result<(Table, &[u8]), Damaged> {
+    Ok(match split_index_entry(bytes)? {
+        IndexBytes::Due(_, lane) => (Table::Lanes, lane),
+        IndexBytes::Pending(_, _, id) | IndexBytes::Dead(id) => (Table::Outbox, id),
+    })
 }
 
 /// A name that fills the bytes.
-fn name<'a, T: TryFrom<&'a str, Error = Invalid>>(table: Table, bytes: &'a [u8]) -> Result<T, Damaged> {
+fn name<T: Name>(table: Table, bytes: &[u8]) -> Result<T, Damaged> {
     let text = core::str::from_utf8(bytes).map_err(|error| Damaged { table, what: error.to_string() })?;
     T::try_from(text).map_err(|invalid| Damaged { table, what: invalid.to_string() })
 }
@@ -234,11 +272,54 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
 ///
 /// [`Damaged`] if they are not what [`encode_key`] and [`encode_value`] make.
 pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged> {
-    let mut value = Parser { table, rest: value };
+    Decoder::default().decode(table, key, value)
+}
+
+/// Reads rows that belong together, one after the other: names that come again soon, such as a lane in its events, are checked once and
+/// share their memory.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    /// The names that were read last, and where the next one goes.
+    recent: [Option<Arc<str>>; 8],
+    next: usize,
+}
+
+impl Decoder {
+    /// Reads the next row; see [`decode`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn decode(&mut self, table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged> {
+        decode_row(Parser { table, rest: value, names: self }, table, key)
+    }
+
+    /// A name that fills the bytes.
+    fn name<T: Name>(&mut self, table: Table, bytes: &[u8]) -> Result<T, Damaged> {
+        if bytes.len() <= T::MAX
+            && let Some(known) = self.recent.iter().flatten().find(|known| known.as_bytes() == bytes)
+        {
+            return Ok(T::of_checked(known.clone()));
+        }
+        let name: T = name(table, bytes)?;
+        self.recent[self.next] = Some(name.text().clone());
+        self.next = (self.next + 1) % self.recent.len();
+        Ok(name)
+    }
+
+    /// Two names with a separator between them.
+    fn pair<A: Name, B: Name>(&mut self, table: Table, key: &[u8]) -> Result<(A, B), Damaged> {
+        let end = key.iter().position(|byte| *byte == SEPARATOR);
+        let end = end.ok_or_else(|| Damaged { table, what: "no separator in its key".to_string() })?;
+        Ok((self.name(table, &key[..end])?, self.name(table, &key[end + 1..])?))
+    }
+}
+
+fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Stored, Damaged> {
     let revision = Revision::from_stored(value.number()?);
     let record = match table {
         Table::Requests => {
-            let (scope, id) = pair(table, key)?;
+            let (scope, id) = value.names.pair(table, key)?;
             let key = RequestKey { scope, id };
             let digest = value.digest()?;
             let summary = value.text()?;
@@ -255,12 +336,12 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             Record::Request(key, RequestRow { fingerprint, registered_at, placed })
         }
         Table::Orders => {
-            let id = name(table, key)?;
+            let id = value.names.name(table, key)?;
             let request = RequestKey { scope: value.name()?, id: value.name()? };
             Record::Order(id, OrderRow { request, committed_at: value.time()?, body: value.body()? })
         }
         Table::Events => Record::Event(Event {
-            id: name(table, key)?,
+            id: value.names.name(table, key)?,
             order: value.name()?,
             event_type: value.name()?,
             schema_version: value.small()?,
@@ -278,7 +359,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             body: value.body()?,
         }),
         Table::Outbox => Record::Outbox(
-            name(table, key)?,
+            value.names.name(table, key)?,
             OutboxRow {
                 lane: value.name()?,
                 sequence: value.number()?,
@@ -299,7 +380,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             },
         ),
         Table::Lanes => Record::Lane(
-            name(table, key)?,
+            value.names.name(table, key)?,
             LaneRow {
                 next: value.number()?,
                 confirmed: value.number()?,
@@ -314,7 +395,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             },
         ),
         Table::Inbox => {
-            let (consumer, id) = pair(table, key)?;
+            let (consumer, id) = value.names.pair(table, key)?;
             let row = InboxRow {
                 content: value.digest()?,
                 at: value.time()?,
@@ -331,11 +412,11 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             Record::Inbox(consumer, id, row)
         }
         Table::Effects => {
-            let (consumer, id) = pair(table, key)?;
+            let (consumer, id) = value.names.pair(table, key)?;
             Record::Effect(consumer, id, value.body()?)
         }
         Table::Positions => {
-            let (consumer, ordering_key) = pair(table, key)?;
+            let (consumer, ordering_key) = value.names.pair(table, key)?;
             Record::Position(
                 consumer,
                 ordering_key,
@@ -343,7 +424,7 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
             )
         }
         Table::Calls => {
-            let (consumer, id) = pair(table, key)?;
+            let (consumer, id) = value.names.pair(table, key)?;
             let state = match value.number()? {
                 0 => CallState::Intended,
                 1 => CallState::Started,
@@ -362,17 +443,6 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
     }
 }
 
-/// Two names with a separator between them.
-fn pair<'a, A, B>(table: Table, key: &'a [u8]) -> Result<(A, B), Damaged>
-where
-    A: TryFrom<&'a str, Error = Invalid>,
-    B: TryFrom<&'a str, Error = Invalid>,
-{
-    let end = key.iter().position(|byte| *byte == SEPARATOR);
-    let end = end.ok_or_else(|| Damaged { table, what: "no separator in its key".to_string() })?;
-    Ok((name(table, &key[..end])?, name(table, &key[end + 1..])?))
-}
-
 struct Writer<'a>(&'a mut Vec<u8>);
 
 impl Writer<'_> {
@@ -385,7 +455,7 @@ impl Writer<'_> {
     }
 
     fn time(&mut self, time: Millis) {
-        self.number(time.get());
+        self.0.extend_from_slice(&time.get().to_be_bytes());
     }
 
     fn state(&mut self, tag: u64, at: Millis) {
@@ -422,12 +492,13 @@ impl Writer<'_> {
     }
 }
 
-struct Parser<'a> {
+struct Parser<'a, 'n> {
     table: Table,
     rest: &'a [u8],
+    names: &'n mut Decoder,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> Parser<'a, '_> {
     fn damaged(&self, what: impl ToString) -> Damaged {
         Damaged { table: self.table, what: what.to_string() }
     }
@@ -439,6 +510,11 @@ impl<'a> Parser<'a> {
     }
 
     fn number(&mut self) -> Result<u64, Damaged> {
+        // Most numbers are small.
+        if let [byte @ 0..0x80, rest @ ..] = self.rest {
+            self.rest = rest;
+            return Ok((*byte).into());
+        }
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.take(1)?[0];
@@ -460,7 +536,8 @@ impl<'a> Parser<'a> {
     }
 
     fn time(&mut self) -> Result<Millis, Damaged> {
-        self.number().map(Millis::new)
+        let bytes = self.take(8)?;
+        bytes.try_into().map(|bytes| Millis::new(u64::from_be_bytes(bytes))).map_err(|_| self.damaged("a short time"))
     }
 
     fn bytes(&mut self) -> Result<&'a [u8], Damaged> {
@@ -472,8 +549,9 @@ impl<'a> Parser<'a> {
         core::str::from_utf8(self.bytes()?).map_err(|error| self.damaged(error))
     }
 
-    fn name<T: TryFrom<&'a str, Error = Invalid>>(&mut self) -> Result<T, Damaged> {
-        T::try_from(self.text()?).map_err(|invalid| self.damaged(invalid))
+    fn name<T: Name>(&mut self) -> Result<T, Damaged> {
+        let bytes = self.bytes()?;
+        self.names.name(self.table, bytes)
     }
 
     fn reason(&mut self) -> Result<Reason, Damaged> {
@@ -489,8 +567,8 @@ impl<'a> Parser<'a> {
     }
 
     fn body(&mut self) -> Result<Body, Damaged> {
-        let content_type = self.text()?;
-        Body::new(content_type, self.bytes()?).map_err(|invalid| self.damaged(invalid))
+        let content_type = self.name()?;
+        Body::of_type(content_type, self.bytes()?).map_err(|invalid| self.damaged(invalid))
     }
 
     fn option<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, Damaged>) -> Result<Option<T>, Damaged> {

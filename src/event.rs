@@ -35,8 +35,10 @@ impl Body {
     /// # Ok::<(), twobox::Invalid>(())
     /// ```
     pub fn new(content_type: impl AsRef<str>, bytes: impl AsRef<[u8]>) -> Result<Self, Invalid> {
-        let content_type = ContentType::new(content_type)?;
-        let bytes = bytes.as_ref();
+        Self::of_type(ContentType::new(content_type)?, bytes.as_ref())
+    }
+
+    pub(crate) fn of_type(content_type: ContentType, bytes: &[u8]) -> Result<Self, Invalid> {
         if bytes.len() > Self::MAX {
             return Err(Invalid::TooLong {
                 field: "body",

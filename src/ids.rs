@@ -101,13 +101,23 @@ pub(crate) fn check_text(field: &'static str, max: usize, text: &str) -> Result<
         return Err(Invalid::TooLong { field, max, length, begins });
     }
     // Most texts are plain, and each row that is read has several.
-    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+    if text.bytes().fold(true, |plain, byte| plain & matches!(byte, b' '..=b'~')) {
         return Ok(());
     }
     match text.char_indices().find(|(_, c)| c.is_control()) {
         Some((at, found)) => Err(Invalid::ControlCharacter { field, at, found, value: text.into() }),
         None => Ok(()),
     }
+}
+
+/// A text of this module, for those who have checked it already.
+pub(crate) trait Name: for<'a> TryFrom<&'a str, Error = Invalid> {
+    const MAX: usize;
+
+    /// Of a text that is right, if it is not longer than [`Name::MAX`]: the other rules are the same for all names.
+    fn of_checked(text: Arc<str>) -> Self;
+
+    fn text(&self) -> &Arc<str>;
 }
 
 macro_rules! name {
@@ -131,6 +141,18 @@ macro_rules! name {
             /// The text.
             #[must_use]
             pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl Name for $name {
+            const MAX: usize = $max;
+
+            fn of_checked(text: Arc<str>) -> Self {
+                Self(text)
+            }
+
+            fn text(&self) -> &Arc<str> {
                 &self.0
             }
         }

@@ -479,6 +479,17 @@ pub enum IndexEntry {
     Dead(EventId),
 }
 
+impl IndexEntry {
+    /// The row that it belongs to.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        match self {
+            Self::Due(_, lane) => Key::Lane(lane.clone()),
+            Self::Pending(_, _, id) | Self::Dead(id) => Key::Outbox(id.clone()),
+        }
+    }
+}
+
 impl Record {
     /// The entry that belongs to this row.
     #[must_use]

@@ -63,6 +63,12 @@ pub struct Place {
 }
 
 impl LaneRow {
+    /// How many events can be pending in it: those that it got after the one that was confirmed last. A store need not look for more.
+    #[must_use]
+    pub const fn pending_at_most(&self) -> u64 {
+        self.next.saturating_sub(self.confirmed).saturating_sub(1)
+    }
+
     /// A lane that has had no events. Its tokens begin with the time, so that those of a lane that was purged do not come again.
     pub(crate) const fn empty(now: Millis) -> Self {
         let token = now.get();

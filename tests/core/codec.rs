@@ -1,7 +1,10 @@
 //! Rows as bytes: what was written comes back, orders are kept, and damage is found and never a wrong row or a panic.
 
 use proptest::prelude::*;
-use twobox::codec::{Damaged, decode, decode_index_entry, encode_index_entry, encode_key, encode_value};
+use twobox::codec::{
+    Damaged, Decoder, IndexPart, decode, decode_index_entry, encode_index_entry, encode_index_part, encode_key, encode_value,
+    indexed_row, is_in_index_part,
+};
 use twobox::{
     Batch, Body, Change, DeliveryState, Event, EventId, Fingerprint, Headers, IndexEntry, Key, Millis, OrderingKey, Placed,
     Record, RequestKey, RequestRow, Revision, Stored, Table,
@@ -109,6 +112,36 @@ proptest! {
     #[test]
     fn an_index_entry_comes_back(entry in entries()) {
         prop_assert_eq!(decode_index_entry(&entry_bytes(&entry)).unwrap(), entry);
+    }
+
+    /// Names that were read before are read as if they were not.
+    #[test]
+    fn rows_come_back_one_after_the_other(rows in prop::collection::vec(rows(), 1..40)) {
+        let mut decoder = Decoder::default();
+        for row in rows {
+            let key = key_bytes(&row.record.key());
+            prop_assert_eq!(decoder.decode(row.record.table(), &key, &value_bytes(&row)).unwrap(), row);
+        }
+    }
+
+    #[test]
+    fn an_index_entry_leads_to_its_row_and_is_of_its_parts(entry in entries(), other in entries()) {
+        let bytes = entry_bytes(&entry);
+        prop_assert_eq!(indexed_row(&bytes).unwrap(), (entry.key().table(), &key_bytes(&entry.key())[..]));
+        let same_kind = core::mem::discriminant(&entry) == core::mem::discriminant(&other);
+        let whole = match &other {
+            IndexEntry::Due(..) => IndexPart::Due,
+            IndexEntry::Pending(..) => IndexPart::AllPending,
+            IndexEntry::Dead(_) => IndexPart::Dead,
+        };
+        prop_assert_eq!(is_in_index_part(whole, &bytes), same_kind);
+        if let IndexEntry::Pending(lane, ..) = &other {
+            let same = matches!(&entry, IndexEntry::Pending(of, ..) if of == lane);
+            prop_assert_eq!(is_in_index_part(IndexPart::Pending(lane), &bytes), same);
+            let mut begins = Vec::new();
+            encode_index_part(IndexPart::Pending(lane), &mut begins);
+            prop_assert_eq!(bytes.starts_with(&begins), same);
+        }
     }
 
     #[test]
@@ -301,5 +334,27 @@ fn index_entries_follow_from_the_row() {
     for due in [None, Some(at)] {
         let row = twobox::LaneRow { due, ..crate::support::LANE };
         assert_eq!(Record::Lane(name("a"), row).index_entry(), due.map(|due| IndexEntry::Due(due, name("a"))));
+    }
+}
+
+/// A text that was right as one name may be too long for another.
+#[test]
+fn a_known_name_is_not_right_everywhere() {
+    let event = stored(1, crate::support::outbox(&"x".repeat(EventId::MAX), pending("a", 1)));
+    let key = key_bytes(&event.record.key());
+    let mut decoder = Decoder::default();
+    assert_eq!(decoder.decode(Table::Outbox, &key, &value_bytes(&event)).unwrap(), event);
+    let lane = stored(1, crate::support::lane("a", crate::support::LANE));
+    let damaged = decoder.decode(Table::Lanes, &key, &value_bytes(&lane)).unwrap_err();
+    assert!(damaged.what.contains("ordering key is 160 bytes long"), "{damaged}");
+    assert_eq!(decoder.decode(Table::Lanes, b"a", &value_bytes(&lane)).unwrap(), lane);
+}
+
+/// A lane whose name is the beginning of another's has its own events alone.
+#[test]
+fn parts_of_lanes_end_with_the_name() {
+    let entry = entry_bytes(&IndexEntry::Pending(name("customer-10"), 1, name("e")));
+    for (lane, is) in [("customer-1", false), ("customer-10", true), ("customer-100", false), ("c", false)] {
+        assert_eq!(is_in_index_part(IndexPart::Pending(&name(lane)), &entry), is, "{lane}");
     }
 }

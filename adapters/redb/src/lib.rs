@@ -277,7 +277,7 @@ impl Load for RedbView {
     type Error = RedbError;
 
     fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
-        tables::load(&Opened::new(&self.tx), query)
+        tables::load(&mut Opened::new(&self.tx), query)
     }
 }
 
@@ -315,7 +315,7 @@ impl RedbTransaction {
         self.wrote.store(true, Ordering::Relaxed);
         self.durable.store(true, Ordering::Relaxed);
         // redb opens a table once at a time, and now it is the user's turn.
-        self.tables.with_dependent(|tx, tables| *tables.lock() = Opened::new(tx));
+        self.tables.with_dependent(|_, tables| tables.lock().close());
         self.tables.borrow_owner()
     }
 
@@ -329,7 +329,7 @@ impl Load for RedbTransaction {
     type Error = RedbError;
 
     fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
-        self.with_tables(|tables, _| tables::load(tables, query))
+        self.with_tables(|tables, broken| tables::load_written(tables, query, broken))
     }
 }
 
@@ -352,10 +352,11 @@ impl Tables for RedbTransaction {
 
 impl Transaction for RedbTransaction {
     /// Commits. After [`RedbError::Broken`] nothing was committed, after any other error the store must be opened again to find out.
-    fn commit(self) -> Result<(), RedbError> {
+    fn commit(mut self) -> Result<(), RedbError> {
         if self.broken {
             return Err(RedbError::Broken);
         }
+        self.with_tables(tables::flush)?;
         let mut tx = self.tables.into_owner();
         if !self.durable.into_inner() {
             // Refused where processes share the database; then the commit is durable.
@@ -387,17 +388,23 @@ impl Load for Lent<'_> {
     type Error = RedbError;
 
     fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
-        tables::load(&Opened::new(self.tx), query)
+        tables::load(&mut Opened::new(self.tx), query)
     }
 }
 
 impl Tables for Lent<'_> {
     fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
-        apply(&mut Opened::new(self.tx), batch, &mut self.broken)
+        let mut tables = Opened::new(self.tx);
+        let applied = apply(&mut tables, batch, &mut self.broken)?;
+        tables::flush(&mut tables, &mut self.broken)?;
+        Ok(applied)
     }
 
     fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, RedbError> {
-        step(&mut Opened::new(self.tx), transition, now, &mut self.broken)
+        let mut tables = Opened::new(self.tx);
+        let stepped = step(&mut tables, transition, now, &mut self.broken)?;
+        tables::flush(&mut tables, &mut self.broken).map_err(RunError::Store)?;
+        Ok(stepped)
     }
 }
 

@@ -20,6 +20,10 @@ pub fn row(bytes: &[u8]) {
         codec::encode_value(&stored.record, stored.revision, &mut value_again);
         assert_eq!(stored.record.table(), table, "a row of another table");
         assert_eq!((&key_again[..], &value_again[..]), (key, value), "two forms of one row: {stored:?}");
+        // Names that are known from the row before change nothing.
+        let mut decoder = codec::Decoder::default();
+        let twice = [(); 2].map(|()| decoder.decode(table, key, value));
+        assert_eq!(twice, [Ok(stored.clone()), Ok(stored)], "read otherwise the second time");
     }
 }
 
@@ -29,6 +33,15 @@ pub fn index_entry(bytes: &[u8]) {
         let mut again = Vec::new();
         codec::encode_index_entry(&entry, &mut again);
         assert_eq!(again, bytes, "two forms of one entry: {entry:?}");
+        let mut key = Vec::new();
+        codec::encode_key(&entry.key(), &mut key);
+        assert_eq!(codec::indexed_row(bytes), Ok((entry.key().table(), &key[..])), "it leads to another row: {entry:?}");
+        let parts = [codec::IndexPart::Due, codec::IndexPart::AllPending, codec::IndexPart::Dead];
+        let of = parts.iter().filter(|part| codec::is_in_index_part(**part, bytes)).count();
+        assert_eq!(of, 1, "it is of {of} parts: {entry:?}");
+        if let twobox::IndexEntry::Pending(lane, ..) = &entry {
+            assert!(codec::is_in_index_part(codec::IndexPart::Pending(lane), bytes), "it is not of its lane: {entry:?}");
+        }
     }
 }
 

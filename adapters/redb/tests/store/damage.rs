@@ -1,10 +1,12 @@
 //! Damage ends in an error, never in a wrong row and never in a panic.
 
+use std::collections::BTreeMap;
+
 use redb::{ReadableTable, TableDefinition};
 use twobox::codec::{encode_index_entry, encode_key, encode_value};
 use twobox::{
-    Applied, Batch, Change, DeliveryState, Expect, FORMAT_VERSION, IndexEntry, Key, Load, Query, Record, Revision, Store, Tables,
-    Transaction,
+    Applied, Batch, Change, DeliveryState, Expect, FORMAT_VERSION, IndexEntry, Key, Load, Query, Record, Revision, Store, Table,
+    Tables, Transaction,
 };
 use twobox_redb::{Lent, RedbError, RedbOptions, RedbStore};
 
@@ -14,14 +16,26 @@ type Rows = TableDefinition<'static, &'static [u8], &'static [u8]>;
 const META: Rows = TableDefinition::new("twobox_meta");
 const EVENTS: Rows = TableDefinition::new("twobox_events");
 const OUTBOX: Rows = TableDefinition::new("twobox_outbox");
+const DUE: Rows = TableDefinition::new("twobox_due");
 const LANES: Rows = TableDefinition::new("twobox_lanes");
 const INDEX: TableDefinition<'_, &[u8], ()> = TableDefinition::new("twobox_index");
 
-/// The format as it is described: CRC-32 of table, NUL, length of the key, key and value, after the value.
-fn sealed(table: &str, key: &[u8], value: &[u8]) -> Vec<u8> {
-    let length = (key.len() as u64).to_be_bytes();
-    let sum = crc32fast::hash(&[table.as_bytes(), &[0], &length, key, value].concat());
-    [value, &sum.to_be_bytes()].concat()
+/// The format as it is described: CRC-32 of key and value, after the value; it begins with the number of the table and the length of the key.
+pub(crate) fn sealed(table: &str, key: &[u8], value: &[u8]) -> Vec<u8> {
+    const TABLES: [&str; 11] =
+        ["twobox_meta", "requests", "orders", "events", "outbox", "lanes", "inbox", "effects", "positions", "calls", "due lanes"];
+    let number = 1 + TABLES.iter().position(|known| *known == table).unwrap() as u32;
+    let mut hasher = crc32fast::Hasher::new_with_initial(number << 16 | key.len() as u32);
+    hasher.update(&[key, value].concat());
+    [value, &hasher.finalize().to_be_bytes()].concat()
+}
+
+/// Lanes that are due at a time, as they are kept together.
+fn block(due: u64, lanes: &[&str]) -> (Vec<u8>, Vec<u8>) {
+    let key = [&due.to_be_bytes()[..], lanes[0].as_bytes()].concat();
+    let value: Vec<u8> = lanes.iter().flat_map(|lane| [&[lane.len() as u8][..], lane.as_bytes()].concat()).collect();
+    let value = sealed("due lanes", &key, &value);
+    (key, value)
 }
 
 fn put(store: &RedbStore, table: Rows, key: &[u8], value: &[u8]) {
@@ -53,6 +67,17 @@ fn rows_are_kept_as_described() {
         let there = get(&store, TableDefinition::new(name.leak()), &bytes);
         assert_eq!(there, sealed(key.table().name(), &bytes, &value), "{key}");
     }
+    let mut due: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+    for record in every_state() {
+        if let Some(IndexEntry::Due(time, lane)) = record.index_entry() {
+            due.entry(time.get()).or_default().push(lane.to_string());
+        }
+    }
+    for (time, mut lanes) in due {
+        lanes.sort();
+        let (key, value) = block(time, &lanes.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(get(&store, DUE, &key), value, "{time}");
+    }
     assert_eq!(get(&store, META, b"format"), sealed("twobox_meta", b"format", &FORMAT_VERSION.to_be_bytes()));
 }
 
@@ -75,7 +100,8 @@ fn a_changed_value_is_never_a_row() {
         let cut = (0..whole.len()).map(|length| whole[..length].to_vec());
         let longer = [[&whole[..], &[0]].concat(), [&whole[..], &whole[..]].concat()];
         let elsewhere = sealed(key.table().name(), b"another key", &whole[..whole.len() - 4]);
-        let other_table = sealed("another table", &bytes, &whole[..whole.len() - 4]);
+        let other_table = if key.table() == Table::Calls { "inbox" } else { "calls" };
+        let other_table = sealed(other_table, &bytes, &whole[..whole.len() - 4]);
         let tx = store.database().begin_write().unwrap();
         for value in flipped.chain(cut).chain(longer).chain([elsewhere, other_table]) {
             tx.open_table(table).unwrap().insert(bytes.as_slice(), value.as_slice()).unwrap();
@@ -119,6 +145,14 @@ fn an_index_entry_without_its_row_is_damage() {
             tx.open_table(INDEX).unwrap().insert(bytes.as_slice(), ()).unwrap();
         }
     };
+    let enter_block = |(key, value): (Vec<u8>, Vec<u8>)| {
+        move |tx: &redb::WriteTransaction| {
+            drop(tx.open_table(DUE).unwrap().insert(key.as_slice(), value.as_slice()).unwrap());
+        }
+    };
+    let too_short = [5_u64.to_be_bytes().as_slice(), b"a"].concat();
+    let too_short = (too_short.clone(), sealed("due lanes", &too_short, b"\x02a"));
+    let unsealed = (block(5, &["customer-7"]).0, b"\x01a".to_vec());
     let garbage =
         |bytes: &'static [u8]| move |tx: &redb::WriteTransaction| drop(tx.open_table(INDEX).unwrap().insert(bytes, ()).unwrap());
     type Harm = Box<dyn Fn(&redb::WriteTransaction)>;
@@ -128,12 +162,15 @@ fn an_index_entry_without_its_row_is_damage() {
         (&lanes, Box::new(remove(OUTBOX, b"e4"))),
         (&pending, Box::new(remove(OUTBOX, b"e5"))),
         (&dead, Box::new(remove(OUTBOX, b"f1"))),
-        (&due, Box::new(enter(IndexEntry::Due(at(5), lane("customer-7"))))),
-        (&due, Box::new(enter(IndexEntry::Due(at(5), lane("nobody"))))),
+        (&due, Box::new(enter_block(block(5, &["customer-7"])))),
+        (&due, Box::new(enter_block(block(5, &["nobody"])))),
+        (&due, Box::new(enter_block(block(5, &["no\nname"])))),
+        (&due, Box::new(enter_block((b"\x00".to_vec(), sealed("due lanes", b"\x00", b"\x01a"))))),
+        (&due, Box::new(enter_block(too_short))),
+        (&due, Box::new(enter_block(unsealed))),
         (&lanes, Box::new(enter(IndexEntry::Pending(lane("customer-7"), 1, event("e1"))))),
         (&lanes, Box::new(enter(IndexEntry::Pending(lane("customer-7"), 7, event("e4"))))),
         (&dead, Box::new(enter(IndexEntry::Dead(event("e4"))))),
-        (&due, Box::new(garbage(b"\x01\x00"))),
         (&lanes, Box::new(garbage(b"\x02customer-7\x00\x00"))),
         (&dead, Box::new(garbage(b"\x03"))),
     ];
@@ -143,7 +180,8 @@ fn an_index_entry_without_its_row_is_damage() {
         assert!(tx.load(query).is_ok());
         harm(tx.redb());
         let error = tx.load(query).unwrap_err();
-        assert!(matches!(error, RedbError::Index { .. } | RedbError::Row(_)), "case {n}: {error}");
+        let named = matches!(error, RedbError::Index { .. } | RedbError::Row(_) | RedbError::Checksum { .. });
+        assert!(named, "case {n}: {error}");
     }
 }
 

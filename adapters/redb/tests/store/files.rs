@@ -8,6 +8,7 @@ use twobox::{Fingerprint, Register, Request, Store, Tables};
 use twobox_redb::{RedbError, RedbOptions, RedbReader, RedbStore};
 
 use crate::common::{Disk, at, every_state, fill, sample, text, write};
+use crate::damage::sealed;
 
 /// What an error is, for tables of cases.
 #[expect(clippy::wildcard_enum_match_arm, reason = "no other is expected in any case")]
@@ -52,12 +53,10 @@ fn of_version(version: u32) -> Vec<u8> {
     let disk = Disk::default();
     let store = RedbStore::create_on(disk.clone()).unwrap();
     let value = version.to_be_bytes();
-    let length = 6_u64.to_be_bytes();
-    let sum = crc32fast::hash(&[&b"twobox_meta\0"[..], &length, b"format", &value].concat());
     let tx = store.database().begin_write().unwrap();
     tx.open_table(TableDefinition::<&[u8], &[u8]>::new("twobox_meta"))
         .unwrap()
-        .insert(&b"format"[..], [&value[..], &sum.to_be_bytes()].concat().as_slice())
+        .insert(&b"format"[..], sealed("twobox_meta", b"format", &value).as_slice())
         .unwrap();
     tx.commit().unwrap();
     store.close().unwrap();

@@ -106,7 +106,7 @@ fn with_database_adds_our_tables_once_and_touches_no_other() {
     let names: Vec<String> = view.list_tables().unwrap().map(|table| redb::TableHandle::name(&table).to_string()).collect();
     let others: Vec<&String> = names.iter().filter(|name| !name.starts_with("twobox_")).collect();
     assert_eq!(others, ["stock"]);
-    assert_eq!(names.len(), 1 + Table::ALL.len() + 2);
+    assert_eq!(names.len(), 1 + Table::ALL.len() + 3);
     assert_eq!(stock(store.database()), Some(7));
 }
 
