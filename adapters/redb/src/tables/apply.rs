@@ -13,9 +13,9 @@ use twobox::{
 };
 
 use super::due::Moves;
-use super::load::{Opened, Tables, load};
+use super::load::{ELSEWHERE, Opened, Scratch, Tables, load};
 use super::seal::Place;
-use super::{DUE, INDEX, ROWS, Source, index_error};
+use super::{DEAD, DUE, PENDING, ROWS, Source, index_error};
 use crate::error::{RedbError, shielded};
 
 /// Writes a batch, if all of its guards hold. After an error nothing or a part of it may be written.
@@ -137,10 +137,9 @@ fn write_all(
             Change::Put { record, .. } => record.index_entry(),
             Change::Delete { .. } => None,
         };
-        let moved = (old != new).then_some((old, new));
-        checked.push(Checked { change, table: key.table(), key: start..keys.len(), moved });
+        checked.push(Checked { change, table: key.table(), key: start..keys.len(), old, new });
     }
-    write(tables, moves, &keys, &checked, &mut scratch.buffer)?;
+    write(tables, moves, &keys, &checked, scratch)?;
     scratch.keys = keys;
     Ok(Applied::Written)
 }
@@ -151,74 +150,123 @@ struct Checked<'a> {
     table: Table,
     /// Where its key is in the buffer of keys.
     key: Range<usize>,
-    /// The index entries of the row before and after, if they differ.
-    moved: Option<(Option<IndexEntry>, Option<IndexEntry>)>,
+    /// The index entries of the row, before and after.
+    old: Option<IndexEntry>,
+    new: Option<IndexEntry>,
 }
 
 impl Checked<'_> {
     /// The index entries that go and come.
-    fn entries(&self) -> impl Iterator<Item = (&IndexEntry, bool)> {
-        let (old, new) = self.moved.as_ref().map_or((None, None), |(old, new)| (old.as_ref(), new.as_ref()));
-        old.map(|entry| (entry, false)).into_iter().chain(new.map(|entry| (entry, true)))
+    fn moved(&self) -> impl Iterator<Item = (&IndexEntry, bool)> {
+        let moved = self.old != self.new;
+        let gone = self.old.iter().map(|entry| (entry, false));
+        gone.chain(self.new.iter().map(|entry| (entry, true))).filter(move |_| moved)
+    }
+
+    /// The pending event that is there afterwards, with its place.
+    fn pending(&self) -> Option<(&Record, Revision, &IndexEntry)> {
+        match (self.change, &self.new) {
+            (Change::Put { expect, record }, Some(place @ IndexEntry::Pending(..))) => Some((record, expect.written(), place)),
+            (Change::Put { .. } | Change::Delete { .. }, _) => None,
+        }
     }
 }
 
-/// Writes the index, then the rows.
+/// Writes what the index says, then the rows.
 fn write(
     tables: &mut Tables<'_, WriteTransaction>,
     moves: &mut Moves,
     keys: &[u8],
     changes: &[Checked<'_>],
-    buffer: &mut Vec<u8>,
+    Scratch { buffer, entry, .. }: &mut Scratch,
 ) -> Result<(), RedbError> {
-    let mut events = Vec::new();
-    for (entry, comes) in changes.iter().flat_map(Checked::entries) {
-        match entry {
-            IndexEntry::Due(due, lane) => moves.add(*due, lane, comes),
-            IndexEntry::Pending(..) | IndexEntry::Dead(_) => events.push((entry, comes)),
+    for (entry, comes) in changes.iter().flat_map(Checked::moved) {
+        if let IndexEntry::Due(due, lane) = entry {
+            moves.add(*due, lane, comes);
         }
-    }
-    if !events.is_empty() {
-        let mut index = taken(&mut tables.index, || tables.source.table(INDEX))?;
-        for (entry, comes) in events {
-            buffer.clear();
-            codec::encode_index_entry(entry, buffer);
-            if comes {
-                index.insert(buffer.as_slice(), ())?;
-            } else if index.remove(buffer.as_slice())?.is_none() {
-                return Err(index_error(buffer, "its entry is missing"));
-            }
-        }
-        tables.index = index.into();
     }
     // A batch is sorted by table first.
     for changes in changes.chunk_by(|a, b| a.table == b.table) {
         let table = changes[0].table;
+        if table == Table::Outbox {
+            write_pending(tables, changes, entry, buffer)?;
+            write_dead(tables, changes, entry)?;
+        }
         let at = table as usize;
         let mut rows = taken(&mut tables.rows[at], || tables.source.table(ROWS[at]))?;
-        for Checked { change, key, .. } in changes {
-            let key = &keys[key.clone()];
-            match change {
-                Change::Put { expect, record } => {
-                    encode_row(table, key, record, expect.written(), buffer);
-                    rows.insert(key, buffer.as_slice())?;
-                }
-                Change::Delete { .. } => {
+        for checked in changes {
+            let key = &keys[checked.key.clone()];
+            buffer.clear();
+            match (checked.change, checked.pending()) {
+                (Change::Delete { .. }, _) => {
                     rows.remove(key)?;
+                    continue;
                 }
+                (Change::Put { .. }, Some(_)) if checked.old == checked.new => continue,
+                (Change::Put { .. }, Some((_, _, place))) => {
+                    buffer.push(ELSEWHERE);
+                    codec::encode_index_entry(place, buffer);
+                }
+                (Change::Put { expect, record }, None) => codec::encode_value(record, expect.written(), buffer),
             }
+            Place::of(table).seal(key, buffer);
+            rows.insert(key, buffer.as_slice())?;
         }
         tables.rows[at] = rows.into();
     }
     Ok(())
 }
 
-fn taken<T>(cell: &mut OnceCell<T>, open: impl FnOnce() -> Result<T, TableError>) -> Result<T, RedbError> {
-    cell.take().map_or_else(|| Ok(open()?), Ok)
+/// Writes the rows of pending events.
+fn write_pending(
+    tables: &mut Tables<'_, WriteTransaction>,
+    changes: &[Checked<'_>],
+    entry: &mut Vec<u8>,
+    buffer: &mut Vec<u8>,
+) -> Result<(), RedbError> {
+    let mut pending = taken(&mut tables.pending, || tables.source.table(PENDING))?;
+    for checked in changes {
+        for (gone, _) in checked.moved().filter(|(place, comes)| !comes && matches!(place, IndexEntry::Pending(..))) {
+            entry.clear();
+            codec::encode_index_entry(gone, entry);
+            if pending.remove(entry.as_slice())?.is_none() {
+                return Err(index_error(entry, "its entry is missing"));
+            }
+        }
+        if let Some((record, revision, place)) = checked.pending() {
+            entry.clear();
+            codec::encode_index_entry(place, entry);
+            buffer.clear();
+            codec::encode_value(record, revision, buffer);
+            Place::PENDING.seal(entry, buffer);
+            pending.insert(entry.as_slice(), buffer.as_slice())?;
+        }
+    }
+    tables.pending = pending.into();
+    Ok(())
 }
 
-fn encode_row(table: Table, key: &[u8], record: &Record, revision: Revision, buffer: &mut Vec<u8>) {
-    buffer.clear();
-    codec::encode_value(record, revision, buffer);
-    Place::of(table).seal(key, buffer);
+/// Writes which events are dead.
+fn write_dead(tables: &mut Tables<'_, WriteTransaction>, changes: &[Checked<'_>], entry: &mut Vec<u8>) -> Result<(), RedbError> {
+    let of_dead = |(place, _): &(&IndexEntry, bool)| matches!(place, IndexEntry::Dead(_));
+    let mut moved = changes.iter().flat_map(Checked::moved).filter(of_dead).peekable();
+    if moved.peek().is_none() {
+        return Ok(());
+    }
+    let mut dead = taken(&mut tables.dead, || tables.source.table(DEAD))?;
+    for (place, comes) in moved {
+        entry.clear();
+        codec::encode_index_entry(place, entry);
+        if comes {
+            dead.insert(entry.as_slice(), ())?;
+        } else if dead.remove(entry.as_slice())?.is_none() {
+            return Err(index_error(entry, "its entry is missing"));
+        }
+    }
+    tables.dead = dead.into();
+    Ok(())
+}
+
+fn taken<T>(cell: &mut OnceCell<T>, open: impl FnOnce() -> Result<T, TableError>) -> Result<T, RedbError> {
+    cell.take().map_or_else(|| Ok(open()?), Ok)
 }

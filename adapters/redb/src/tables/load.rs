@@ -5,19 +5,23 @@ use core::cell::OnceCell;
 use core::mem;
 use core::ops::Bound;
 
-use redb::{AccessGuard, ReadableTable, TableError};
+use redb::{ReadableTable, TableError};
 use twobox::codec::{self, Decoder, IndexPart};
 use twobox::{IndexEntry, Key, Millis, OrderingKey, Query, Record, Rows, Stored, Table};
 
 use super::due::Moves;
 use super::seal::Place;
-use super::{Bytes, DUE, INDEX, ROWS, Source, Start, due, index_error};
+use super::{Bytes, DEAD, DUE, PENDING, ROWS, Source, Start, due, index_error};
 use crate::error::{RedbError, shielded};
+
+/// What the value of a pending event in the outbox begins with; after it stands the index entry under which its row lies.
+pub(super) const ELSEWHERE: u8 = 0;
 
 /// What reading and writing use again and again.
 #[derive(Default)]
 pub(super) struct Scratch {
     pub(super) buffer: Vec<u8>,
+    pub(super) entry: Vec<u8>,
     pub(super) keys: Vec<u8>,
     decoder: Decoder,
 }
@@ -32,7 +36,13 @@ pub(crate) struct Opened<'s, S: Source> {
 impl<'s, S: Source> Opened<'s, S> {
     pub(crate) fn new(source: &'s S) -> Self {
         Self {
-            tables: Tables { source, rows: Default::default(), index: OnceCell::new(), due: OnceCell::new() },
+            tables: Tables {
+                source,
+                rows: Default::default(),
+                pending: OnceCell::new(),
+                dead: OnceCell::new(),
+                due: OnceCell::new(),
+            },
             scratch: Scratch::default(),
             moves: Moves::default(),
         }
@@ -48,7 +58,8 @@ impl<'s, S: Source> Opened<'s, S> {
 pub(super) struct Tables<'s, S: Source> {
     pub(super) source: &'s S,
     pub(super) rows: [OnceCell<S::Table<'s, Bytes>>; Table::ALL.len()],
-    pub(super) index: OnceCell<S::Table<'s, ()>>,
+    pub(super) pending: OnceCell<S::Table<'s, Bytes>>,
+    pub(super) dead: OnceCell<S::Table<'s, ()>>,
     pub(super) due: OnceCell<S::Table<'s, Bytes>>,
 }
 
@@ -67,38 +78,32 @@ impl<'s, S: Source> Tables<'s, S> {
 
     fn get_bytes(&self, table: Table, key: &[u8], decoder: &mut Decoder) -> Result<Option<Stored>, RedbError> {
         match self.rows(table)?.get(key)? {
-            Some(sealed) => read(table, key, sealed.value(), decoder).map(Some),
+            Some(sealed) => self.read(table, key, sealed.value(), decoder).map(Some),
             None => Ok(None),
         }
     }
 
-    /// The entries of a part of the index, in their order, after this one.
-    fn entries<'p>(
-        &self,
-        part: IndexPart<'p>,
-        after: Option<&IndexEntry>,
-        Scratch { buffer, .. }: &mut Scratch,
-    ) -> Result<impl Iterator<Item = Result<AccessGuard<'_, Bytes>, RedbError>> + use<'_, 'p, 's, S>, RedbError> {
-        buffer.clear();
-        let start = match after {
-            Some(entry) => {
-                codec::encode_index_entry(entry, buffer);
-                Bound::Excluded(Start(buffer))
-            }
-            None => {
-                codec::encode_index_part(part, buffer);
-                Bound::Included(Start(buffer))
-            }
-        };
-        let range = opened(&self.index, || self.source.table(INDEX))?.range((start, Bound::Unbounded))?;
-        Ok(range.map_while(move |found| match found {
-            Ok((entry, _)) => codec::is_in_index_part(part, entry.value()).then_some(Ok(entry)),
-            Err(error) => Some(Err(error.into())),
-        }))
+    /// The row with these bytes as its key and its value.
+    fn read(&self, table: Table, key: &[u8], sealed: &[u8], decoder: &mut Decoder) -> Result<Stored, RedbError> {
+        match Place::of(table).unseal(key, sealed)? {
+            [ELSEWHERE, entry @ ..] => match self.pending()?.get(entry)? {
+                Some(sealed) => read_pending(entry, sealed.value(), decoder),
+                None => Err(index_error(entry, "there is no row in it")),
+            },
+            value => Ok(decoder.decode(table, key, value)?),
+        }
     }
 
-    /// The row that an index entry leads to. That there is none, or that it belongs elsewhere, is damage.
-    fn row_of(&self, entry: &[u8], Scratch { buffer, decoder, .. }: &mut Scratch) -> Result<Stored, RedbError> {
+    fn pending(&self) -> Result<&S::Table<'s, Bytes>, RedbError> {
+        opened(&self.pending, || self.source.table(PENDING))
+    }
+
+    fn dead(&self) -> Result<&S::Table<'s, ()>, RedbError> {
+        opened(&self.dead, || self.source.table(DEAD))
+    }
+
+    /// The row of a dead event, which must have this index entry.
+    fn dead_of(&self, entry: &[u8], Scratch { buffer, decoder, .. }: &mut Scratch) -> Result<Stored, RedbError> {
         let (table, key) = codec::indexed_row(entry)?;
         let stored = self.get_bytes(table, key, decoder)?.ok_or_else(|| index_error(entry, "there is no such row"))?;
         buffer.clear();
@@ -134,8 +139,16 @@ impl<'s, S: Source> Tables<'s, S> {
         };
         rows.push(stored);
         if let Some(lane) = lane.filter(|_| most > 0) {
-            for entry in self.entries(IndexPart::Pending(&lane), None, scratch)?.take(most) {
-                rows.push(self.row_of(entry?.value(), scratch)?);
+            let Scratch { buffer, decoder, .. } = scratch;
+            buffer.clear();
+            let part = IndexPart::Pending(&lane);
+            codec::encode_index_part(part, buffer);
+            for found in self.pending()?.range((Bound::Included(Start(buffer)), Bound::Unbounded))?.take(most) {
+                let (entry, sealed) = found?;
+                if !codec::is_in_index_part(part, entry.value()) {
+                    break;
+                }
+                rows.push(read_pending(entry.value(), sealed.value(), decoder)?);
             }
         }
         Ok(())
@@ -152,9 +165,18 @@ pub(super) fn opened<T>(cell: &OnceCell<T>, open: impl FnOnce() -> Result<T, Tab
     }
 }
 
-/// The row with these bytes as its key and its value.
-fn read(table: Table, key: &[u8], sealed: &[u8], decoder: &mut Decoder) -> Result<Stored, RedbError> {
-    Ok(decoder.decode(table, key, Place::of(table).unseal(key, sealed)?)?)
+/// The row of a pending event.
+fn read_pending(entry: &[u8], sealed: &[u8], decoder: &mut Decoder) -> Result<Stored, RedbError> {
+    let (table, key) = codec::indexed_row(entry)?;
+    Ok(decoder.decode(table, key, Place::PENDING.unseal(entry, sealed)?)?)
+}
+
+/// Where to begin after an index entry, or at the first.
+fn after<'b>(entry: Option<&IndexEntry>, buffer: &'b mut Vec<u8>) -> Bound<Start<'b>> {
+    let Some(entry) = entry else { return Bound::Unbounded };
+    buffer.clear();
+    codec::encode_index_entry(entry, buffer);
+    Bound::Excluded(Start(buffer))
 }
 
 /// Answers a query.
@@ -210,23 +232,26 @@ fn answer<S: Source>(tables: &Tables<'_, S>, scratch: &mut Scratch, query: &Quer
                 tables.push_lane(lane, *run, &mut rows, scratch)?;
             }
         }
-        Query::Pending { after, limit } => {
-            let after = after.clone().map(|(lane, sequence, id)| IndexEntry::Pending(lane, sequence, id));
-            let mut last = None;
-            for entry in tables.entries(IndexPart::AllPending, after.as_ref(), scratch)?.take(*limit) {
-                let stored = tables.row_of(entry?.value(), scratch)?;
+        Query::Pending { after: last, limit } => {
+            let last = last.clone().map(|(lane, sequence, id)| IndexEntry::Pending(lane, sequence, id));
+            let start = after(last.as_ref(), &mut scratch.buffer);
+            let mut lane = None;
+            for found in tables.pending()?.range((start, Bound::Unbounded))?.take(*limit) {
+                let (entry, sealed) = found?;
+                let stored = read_pending(entry.value(), sealed.value(), &mut scratch.decoder)?;
                 let Record::Outbox(_, row) = &stored.record else { continue };
-                if last.as_ref() != Some(&row.lane) {
+                if lane.as_ref() != Some(&row.lane) {
                     tables.push_lane(&row.lane, 0, &mut rows, scratch)?;
-                    last = Some(row.lane.clone());
+                    lane = Some(row.lane.clone());
                 }
                 rows.push(stored);
             }
         }
-        Query::Dead { after, limit } => {
-            let after = after.clone().map(IndexEntry::Dead);
-            for entry in tables.entries(IndexPart::Dead, after.as_ref(), scratch)?.take(*limit) {
-                rows.push(tables.row_of(entry?.value(), scratch)?);
+        Query::Dead { after: last, limit } => {
+            let last = last.clone().map(IndexEntry::Dead);
+            let start = after(last.as_ref(), &mut scratch.buffer);
+            for found in tables.dead()?.range((start, Bound::Unbounded))?.take(*limit) {
+                rows.push(tables.dead_of(found?.0.value(), scratch)?);
             }
         }
         Query::Walk { table, after, limit } => {
@@ -241,7 +266,7 @@ fn answer<S: Source>(tables: &Tables<'_, S>, scratch: &mut Scratch, query: &Quer
             };
             for found in tables.rows(*table)?.range((start, Bound::Unbounded))?.take(*limit) {
                 let (key, sealed) = found?;
-                rows.push(read(*table, key.value(), sealed.value(), decoder)?);
+                rows.push(tables.read(*table, key.value(), sealed.value(), decoder)?);
             }
         }
     }

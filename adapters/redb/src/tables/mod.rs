@@ -4,10 +4,12 @@
 //! |-----------------|----------------------|---------------------------------------------------|
 //! | `twobox_meta`   | `format`             | the format version, with a checksum               |
 //! | `twobox_NAME`, one for each [`Table`] | the row's key | the row as bytes, with a checksum |
-//! | `twobox_index`  | the row's index entry, if it is an outbox row | nothing                   |
+//! | `twobox_pending` | the index entry of a pending event | its row in the outbox, with a checksum |
+//! | `twobox_dead`   | the index entry of a dead event | nothing                               |
 //! | `twobox_due`    | a time, and a lane   | lanes that are due then, with a checksum; see `due`  |
 //!
-//! The places of lanes, which are index entries as well, are in blocks. An index entry is checked against the row that it leads to.
+//! The row of a pending event lies where a claim and a settlement come by, in the order of its lane; in `twobox_outbox` there is then a zero, which is no
+//! revision, and the index entry under which the row lies. Any other index entry is checked against the row that it leads to.
 
 mod apply;
 mod due;
@@ -33,7 +35,8 @@ type Bytes = &'static [u8];
 
 const PREFIX: &str = "twobox_";
 const META: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_meta");
-const INDEX: TableDefinition<'_, Bytes, ()> = TableDefinition::new("twobox_index");
+const PENDING: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_pending");
+const DEAD: TableDefinition<'_, Bytes, ()> = TableDefinition::new("twobox_dead");
 const DUE: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_due");
 const FORMAT: &[u8] = b"format";
 
@@ -108,7 +111,8 @@ pub(crate) fn check(tx: &ReadTransaction) -> Result<(), RedbError> {
     for definition in ROWS {
         tx.table(definition)?;
     }
-    tx.table(INDEX)?;
+    tx.table(PENDING)?;
+    tx.table(DEAD)?;
     tx.table(DUE)?;
     Ok(())
 }
@@ -135,7 +139,8 @@ pub(crate) fn prepare(tx: &WriteTransaction) -> Result<(), RedbError> {
     for definition in ROWS {
         tx.table(definition)?;
     }
-    tx.table(INDEX)?;
+    tx.table(PENDING)?;
+    tx.table(DEAD)?;
     tx.table(DUE)?;
     Ok(())
 }

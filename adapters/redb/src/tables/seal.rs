@@ -24,6 +24,7 @@ impl Place {
     pub(super) const META: Self = Self { name: "twobox_meta", number: 1 };
 
     pub(super) const DUE: Self = Self { name: "due lanes", number: 11 };
+    pub(super) const PENDING: Self = Self { name: "pending events", number: 12 };
 
     pub(super) const fn of(table: Table) -> Self {
         let number = match table {

@@ -18,16 +18,45 @@ const EVENTS: Rows = TableDefinition::new("twobox_events");
 const OUTBOX: Rows = TableDefinition::new("twobox_outbox");
 const DUE: Rows = TableDefinition::new("twobox_due");
 const LANES: Rows = TableDefinition::new("twobox_lanes");
-const INDEX: TableDefinition<'_, &[u8], ()> = TableDefinition::new("twobox_index");
+const PENDING: Rows = TableDefinition::new("twobox_pending");
+const DEAD: TableDefinition<'_, &[u8], ()> = TableDefinition::new("twobox_dead");
 
 /// The format as it is described: CRC-32 of key and value, after the value; it begins with the number of the table and the length of the key.
 pub(crate) fn sealed(table: &str, key: &[u8], value: &[u8]) -> Vec<u8> {
-    const TABLES: [&str; 11] =
-        ["twobox_meta", "requests", "orders", "events", "outbox", "lanes", "inbox", "effects", "positions", "calls", "due lanes"];
+    const TABLES: [&str; 12] = [
+        "twobox_meta",
+        "requests",
+        "orders",
+        "events",
+        "outbox",
+        "lanes",
+        "inbox",
+        "effects",
+        "positions",
+        "calls",
+        "due lanes",
+        "pending events",
+    ];
     let number = 1 + TABLES.iter().position(|known| *known == table).unwrap() as u32;
     let mut hasher = crc32fast::Hasher::new_with_initial(number << 16 | key.len() as u32);
     hasher.update(&[key, value].concat());
     [value, &hasher.finalize().to_be_bytes()].concat()
+}
+
+/// Where the value of a row is, and its key there: that of a pending event lies in the order of its lane.
+fn place_of(record: &Record) -> (&'static str, Rows, Vec<u8>) {
+    let mut key = Vec::new();
+    match record.index_entry() {
+        Some(entry @ IndexEntry::Pending(..)) => {
+            encode_index_entry(&entry, &mut key);
+            ("pending events", PENDING, key)
+        }
+        _ => {
+            let table = record.table().name();
+            encode_key(&record.key(), &mut key);
+            (table, TableDefinition::new(format!("twobox_{table}").leak()), key)
+        }
+    }
 }
 
 /// Lanes that are due at a time, as they are kept together.
@@ -60,12 +89,14 @@ fn filled() -> RedbStore {
 fn rows_are_kept_as_described() {
     let store = filled();
     for record in every_state() {
-        let (key, mut bytes, mut value) = (record.key(), Vec::new(), Vec::new());
-        encode_key(&key, &mut bytes);
+        let ((table, at, key), mut value) = (place_of(&record), Vec::new());
         encode_value(&record, Revision::FIRST, &mut value);
-        let name = format!("twobox_{}", key.table());
-        let there = get(&store, TableDefinition::new(name.leak()), &bytes);
-        assert_eq!(there, sealed(key.table().name(), &bytes, &value), "{key}");
+        assert_eq!(get(&store, at, &key), sealed(table, &key, &value), "{}", record.key());
+        if at.to_string() == PENDING.to_string() {
+            let mut id = Vec::new();
+            encode_key(&record.key(), &mut id);
+            assert_eq!(get(&store, OUTBOX, &id), sealed("outbox", &id, &[&[0], &key[..]].concat()), "{}", record.key());
+        }
     }
     let mut due: BTreeMap<u64, Vec<String>> = BTreeMap::new();
     for record in every_state() {
@@ -86,9 +117,7 @@ fn rows_are_kept_as_described() {
 fn a_changed_value_is_never_a_row() {
     let store = filled();
     for record in every_state() {
-        let (key, mut bytes) = (record.key(), Vec::new());
-        encode_key(&key, &mut bytes);
-        let table: Rows = TableDefinition::new(format!("twobox_{}", key.table()).leak());
+        let (key, (name, table, bytes)) = (record.key(), place_of(&record));
         let whole = get(&store, table, &bytes);
         let flipped = (0..whole.len()).flat_map(|at| {
             [1, 0x80].map(|bit| {
@@ -99,7 +128,7 @@ fn a_changed_value_is_never_a_row() {
         });
         let cut = (0..whole.len()).map(|length| whole[..length].to_vec());
         let longer = [[&whole[..], &[0]].concat(), [&whole[..], &whole[..]].concat()];
-        let elsewhere = sealed(key.table().name(), b"another key", &whole[..whole.len() - 4]);
+        let elsewhere = sealed(name, b"another key", &whole[..whole.len() - 4]);
         let other_table = if key.table() == Table::Calls { "inbox" } else { "calls" };
         let other_table = sealed(other_table, &bytes, &whole[..whole.len() - 4]);
         let tx = store.database().begin_write().unwrap();
@@ -107,7 +136,7 @@ fn a_changed_value_is_never_a_row() {
             tx.open_table(table).unwrap().insert(bytes.as_slice(), value.as_slice()).unwrap();
             let mut lent = Lent::new(&tx).unwrap();
             let error = lent.load(&Query::rows([key.clone()])).unwrap_err();
-            assert!(matches!(&error, RedbError::Checksum { table, .. } if table == key.table().name()), "{error}");
+            assert!(matches!(&error, RedbError::Checksum { table, .. } if table == name), "{error}");
             // A change of the row is refused as well: its guard cannot be checked.
             let change = Change::Delete { expect: Revision::FIRST, key: key.clone() };
             let error = lent.apply(&Batch::of(vec![change]).unwrap()).unwrap_err();
@@ -133,16 +162,26 @@ fn an_index_entry_without_its_row_is_damage() {
     let lanes = Query::Lanes(vec![(lane("customer-7"), 9)]);
     let pending = Query::Pending { after: None, limit: 9 };
     let dead = Query::Dead { after: None, limit: 9 };
+    let row = Query::rows([Key::Outbox(event("e5"))]);
+    let cancelled = Query::Deliveries { events: vec![event("e5")], run: 1 };
     let remove = |table: Rows, key: &'static [u8]| {
         move |tx: &redb::WriteTransaction| {
             tx.open_table(table).unwrap().remove(key).unwrap().unwrap();
         }
     };
-    let enter = |entry: IndexEntry| {
+    let bytes_of = |entry: IndexEntry| {
+        let mut bytes = Vec::new();
+        encode_index_entry(&entry, &mut bytes);
+        bytes
+    };
+    let lose = |entry: IndexEntry| {
         move |tx: &redb::WriteTransaction| {
-            let mut bytes = Vec::new();
-            encode_index_entry(&entry, &mut bytes);
-            tx.open_table(INDEX).unwrap().insert(bytes.as_slice(), ()).unwrap();
+            tx.open_table(PENDING).unwrap().remove(bytes_of(entry.clone()).as_slice()).unwrap().unwrap();
+        }
+    };
+    let enter = |entry: Vec<u8>, value: Vec<u8>| {
+        move |tx: &redb::WriteTransaction| {
+            drop(tx.open_table(PENDING).unwrap().insert(entry.as_slice(), value.as_slice()).unwrap());
         }
     };
     let enter_block = |(key, value): (Vec<u8>, Vec<u8>)| {
@@ -154,13 +193,12 @@ fn an_index_entry_without_its_row_is_damage() {
     let too_short = (too_short.clone(), sealed("due lanes", &too_short, b"\x02a"));
     let unsealed = (block(5, &["customer-7"]).0, b"\x01a".to_vec());
     let garbage =
-        |bytes: &'static [u8]| move |tx: &redb::WriteTransaction| drop(tx.open_table(INDEX).unwrap().insert(bytes, ()).unwrap());
+        |bytes: &'static [u8]| move |tx: &redb::WriteTransaction| drop(tx.open_table(DEAD).unwrap().insert(bytes, ()).unwrap());
     type Harm = Box<dyn Fn(&redb::WriteTransaction)>;
     let cases: Vec<(&Query, Harm)> = vec![
         (&due, Box::new(remove(LANES, b"customer-7"))),
-        (&due, Box::new(remove(OUTBOX, b"e5"))),
-        (&lanes, Box::new(remove(OUTBOX, b"e4"))),
-        (&pending, Box::new(remove(OUTBOX, b"e5"))),
+        (&row, Box::new(lose(IndexEntry::Pending(lane("customer-7"), 5, event("e5"))))),
+        (&cancelled, Box::new(lose(IndexEntry::Pending(lane("customer-7"), 5, event("e5"))))),
         (&dead, Box::new(remove(OUTBOX, b"f1"))),
         (&due, Box::new(enter_block(block(5, &["customer-7"])))),
         (&due, Box::new(enter_block(block(5, &["nobody"])))),
@@ -168,10 +206,14 @@ fn an_index_entry_without_its_row_is_damage() {
         (&due, Box::new(enter_block((b"\x00".to_vec(), sealed("due lanes", b"\x00", b"\x01a"))))),
         (&due, Box::new(enter_block(too_short))),
         (&due, Box::new(enter_block(unsealed))),
-        (&lanes, Box::new(enter(IndexEntry::Pending(lane("customer-7"), 1, event("e1"))))),
-        (&lanes, Box::new(enter(IndexEntry::Pending(lane("customer-7"), 7, event("e4"))))),
-        (&dead, Box::new(enter(IndexEntry::Dead(event("e4"))))),
-        (&lanes, Box::new(garbage(b"\x02customer-7\x00\x00"))),
+        (&lanes, Box::new(enter(bytes_of(IndexEntry::Pending(lane("customer-7"), 1, event("e1"))), vec![]))),
+        (
+            &pending,
+            Box::new(enter(b"\x02customer-7\x00\x00".to_vec(), sealed("pending events", b"\x02customer-7\x00\x00", b"\x01"))),
+        ),
+        (&pending, Box::new(enter(b"\x02".to_vec(), sealed("pending events", b"\x02", b"\x01")))),
+        (&dead, Box::new(garbage(b"\x03e4"))),
+        (&dead, Box::new(garbage(b"\x03nobody"))),
         (&dead, Box::new(garbage(b"\x03"))),
     ];
     for (n, (query, harm)) in cases.into_iter().enumerate() {
@@ -194,7 +236,7 @@ fn a_batch_that_finds_a_broken_index_cannot_be_committed() {
     let mut tx = store.begin().unwrap();
     let mut bytes = Vec::new();
     encode_index_entry(&IndexEntry::Pending(lane("a"), 1, event("e1")), &mut bytes);
-    tx.redb().open_table(INDEX).unwrap().remove(bytes.as_slice()).unwrap().unwrap();
+    tx.redb().open_table(PENDING).unwrap().remove(bytes.as_slice()).unwrap().unwrap();
     assert!(matches!(tx.apply(&half), Err(RedbError::Index { .. })));
     assert!(matches!(tx.apply(&half), Err(RedbError::Broken)));
     assert!(matches!(tx.commit(), Err(RedbError::Broken)));

@@ -104,7 +104,7 @@ fn a_file_that_is_no_store_is_named_and_left_alone() {
         ("version 2", of_version(2), ("format", "format")),
         ("version 4294967295", of_version(u32::MAX), ("format", "format")),
         ("without events", without("twobox_events"), ("damaged", "damaged")),
-        ("without index", without_index(), ("damaged", "damaged")),
+        ("without index", without_the_dead(), ("damaged", "damaged")),
         ("without meta", without("twobox_meta"), ("not twobox", "not twobox")),
     ];
     for (name, bytes, expected) in cases {
@@ -123,11 +123,11 @@ fn a_file_that_is_no_store_is_named_and_left_alone() {
     assert_eq!(kind(&RedbStore::create(folder.path()).unwrap_err()), "exists");
 }
 
-fn without_index() -> Vec<u8> {
+fn without_the_dead() -> Vec<u8> {
     let disk = Disk::default();
     let store = RedbStore::create_on(disk.clone()).unwrap();
     let tx = store.database().begin_write().unwrap();
-    assert!(tx.delete_table(TableDefinition::<&[u8], ()>::new("twobox_index")).unwrap());
+    assert!(tx.delete_table(TableDefinition::<&[u8], ()>::new("twobox_dead")).unwrap());
     tx.commit().unwrap();
     store.close().unwrap();
     disk.bytes()

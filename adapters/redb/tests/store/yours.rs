@@ -106,7 +106,7 @@ fn with_database_adds_our_tables_once_and_touches_no_other() {
     let names: Vec<String> = view.list_tables().unwrap().map(|table| redb::TableHandle::name(&table).to_string()).collect();
     let others: Vec<&String> = names.iter().filter(|name| !name.starts_with("twobox_")).collect();
     assert_eq!(others, ["stock"]);
-    assert_eq!(names.len(), 1 + Table::ALL.len() + 3);
+    assert_eq!(names.len(), 1 + Table::ALL.len() + 4);
     assert_eq!(stock(store.database()), Some(7));
 }
 
@@ -122,8 +122,8 @@ fn a_table_of_yours_with_our_name_is_refused() {
         }),
         ("twobox_events", |tx| drop(tx.open_table(TableDefinition::<&str, u64>::new("twobox_events")).unwrap())),
         ("twobox_mine", |tx| drop(tx.open_table(TableDefinition::<&str, u64>::new("twobox_mine")).unwrap())),
-        ("twobox_index", |tx| {
-            drop(tx.open_multimap_table(MultimapTableDefinition::<&str, u64>::new("twobox_index")).unwrap());
+        ("twobox_dead", |tx| {
+            drop(tx.open_multimap_table(MultimapTableDefinition::<&str, u64>::new("twobox_dead")).unwrap());
         }),
     ];
     for (name, make) in makers {
