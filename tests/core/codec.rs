@@ -256,6 +256,26 @@ fn a_damaged_index_entry_says_what_is_wrong() {
     }
 }
 
+/// The eight names that a decoder has read last are kept once, however often they come again.
+#[test]
+fn names_that_come_again_are_shared() {
+    let mut decoder = Decoder::default();
+    let mut read = |event: &str| {
+        let row = stored(1, Record::Effect(name("c"), name(event), Body::text("x").unwrap()));
+        let decoded = decoder.decode(Table::Effects, &key_bytes(&row.record.key()), &value_bytes(&row)).unwrap();
+        assert_eq!(decoded, row);
+        let Record::Effect(consumer, event, _) = decoded.record else { panic!("no effect") };
+        (consumer, event)
+    };
+    let events = ["e1", "e2", "e3", "e4", "e5", "e6"];
+    let first = events.map(&mut read);
+    let again = events.map(&mut read);
+    for (first, again) in first.iter().zip(&again) {
+        assert_eq!(first.0.as_str().as_ptr(), again.0.as_str().as_ptr(), "{first:?}");
+        assert_eq!(first.1.as_str().as_ptr(), again.1.as_str().as_ptr(), "{first:?}");
+    }
+}
+
 /// A list is as long as a constructor allows, and a length beyond that is not believed.
 #[test]
 fn a_list_has_its_limit() {

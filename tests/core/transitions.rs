@@ -480,6 +480,16 @@ fn claim_puts_a_lane_right() {
     }
 }
 
+/// P3: no store looks for fewer events than there can be.
+#[test]
+fn how_many_events_can_be_pending() {
+    for (next, confirmed, most) in
+        [(1, 0, 0), (2, 0, 1), (5, 0, 4), (5, 2, 2), (5, 4, 0), (u64::MAX, 0, u64::MAX - 1), (1, 7, 0), (0, 0, 0)]
+    {
+        assert_eq!(LaneRow { next, confirmed, ..LANE }.pending_at_most(), most, "{next} {confirmed}");
+    }
+}
+
 fn lease_ref(key: &str, token: u64) -> LeaseRef {
     LeaseRef { lane: name(key), token }
 }
