@@ -76,7 +76,7 @@ impl Fingerprint {
     pub const MAX_SUMMARY: usize = 256;
 
     /// How many bytes are enough to fill a summary and one more: to be shown, a control character shrinks to half at most.
-    const ENOUGH: usize = 2 * (Self::MAX_SUMMARY + 1) + 4;
+    const ENOUGH: usize = 2 * (Self::MAX_SUMMARY + 1);
 
     /// Of named fields. Their order does not matter; a name given twice counts twice.
     #[must_use]

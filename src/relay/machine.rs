@@ -549,10 +549,8 @@ impl RelayMachine {
         self.may_claim() && self.paused_until.is_none() && is_time
     }
 
+    /// While the relay pauses or stops, there is none: what was waiting is given back, see [`RelayMachine::release_waiting`].
     fn next_publishes(&mut self) -> Vec<Ticket> {
-        if self.stopping || self.paused_until.is_some() {
-            return Vec::new();
-        }
         // What is tried alone (F4), and the first publish after an outage (F15), wait until nothing is under way.
         let alone = self.held.values().any(|held| held.alone);
         let single = alone || self.broker_failures > 0;

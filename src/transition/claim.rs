@@ -114,7 +114,7 @@ impl Transition for Claim<'_> {
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Claimed>, Self::Refusal> {
         let lanes = rows.lanes().count();
         let mut batch = Batch::with_capacity(lanes);
-        let mut claimed = Claimed { runs: Vec::with_capacity(lanes), ..Claimed::default() };
+        let mut claimed = Claimed { runs: Vec::with_capacity(lanes), dead: Vec::new(), next_due: None };
         let mut left = self.limit;
         let mut later = None;
         let (mut idle, mut alone) = (false, false);

@@ -7,13 +7,14 @@ use core::sync::atomic::Ordering::SeqCst;
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
 
+use twobox::relay::{Exchange, RelaySettings, run_exchange, run_exchange_async};
 use twobox::store::CONFLICT_TRIES;
 use twobox::store::asynchronous::{AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction};
 use twobox::transition::call::{CallKey, Intend, Start, WhenUnknown};
 use twobox::{
     Applied, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft, Dump, Ending, Event,
     Fingerprint, Headers, Key, LeaseRef, Load, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered,
-    Renew, Request, Rows, RunError, RunResult, Settle, Store, Tables, Transaction,
+    Renew, Request, Rows, RunError, RunResult, Settle, Stats, Store, Tables, Transaction,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -216,9 +217,12 @@ fn the_async_driver_is_the_sync_driver() {
     let _ = sync.run(Register::new(&request("r9")), NOW).unwrap();
     assert_eq!(other.0.state(), sync.state());
 
-    // And the dump of both.
+    // And the dump and the statistics of both.
     let dump = block_on(async { Dump::of_async(&mut other.view().await.unwrap()).await.unwrap() });
     assert_eq!(dump, Dump::of(&mut sync.view().unwrap()).unwrap());
+    let stats = block_on(async { Stats::of_async(&mut other.view().await.unwrap(), NOW).await.unwrap() });
+    assert_eq!(stats, Stats::of(&mut sync.view().unwrap(), NOW).unwrap());
+    assert_ne!(stats, Stats::default());
 }
 
 /// Drops an operation after each number of polls until it comes to its end, and checks what each leaves behind.
@@ -339,6 +343,57 @@ fn a_conflict_is_tried_again() {
     }));
     assert_eq!(refused, Err(RunError::Refused("sold out")));
     assert_eq!(store.0.inner.state(), before);
+}
+
+/// An exchange of a relay is one commit, with either driver. After a conflict it is tried again, as often as said and no more.
+#[test]
+fn an_exchange_is_one_commit_and_is_tried_again() {
+    let settings = RelaySettings::new(name("me")).checked().unwrap();
+    let two = request("r");
+    let claimed = after(&MemoryStore::new().state(), |store| {
+        store.run(order(&two, "o"), NOW).unwrap();
+        let claim = Claim::new(&settings.policy, name("me"), settings.lease, 1).unwrap();
+        assert_eq!(store.run(claim, NOW).unwrap().runs.len(), 1);
+    });
+    let lease = LeaseRef { lane: name("k"), token: NOW.get() + 1 };
+    let settle = RunResult { lease, confirmed: vec![name("o/1")], ended: None };
+    for (exchange, writes) in [
+        (Exchange { settle: vec![settle.clone()], claim: 0 }, true),
+        (Exchange { settle: vec![settle.clone()], claim: 9 }, true),
+        // The lane is leased, so there is nothing to claim.
+        (Exchange { settle: vec![], claim: 9 }, false),
+    ] {
+        for conflicts in [0, 1, CONFLICT_TRIES, CONFLICT_TRIES + 1, u32::MAX] {
+            let rigged =
+                || Rigged { inner: MemoryStore::from_state(claimed.clone()), conflicts: conflicts.into(), ..Rigged::default() };
+            let (sync, other) = (rigged(), Yielding(rigged()));
+            let exchanged = run_exchange(&sync, &settings, NOW, exchange.clone());
+            assert_eq!(block_on(run_exchange_async(&other, &settings, NOW, exchange.clone())), exchanged);
+            assert_eq!(other.0.inner.state(), sync.inner.state());
+            assert_eq!(other.0.counts(), sync.counts());
+            let (begun, _, committed) = sync.counts();
+            if !writes {
+                assert_eq!((begun, committed), (1, 0));
+                assert_eq!(exchanged.unwrap().1.unwrap().runs, []);
+            } else if conflicts <= CONFLICT_TRIES {
+                assert_eq!((begun, committed), (conflicts + 1, 1));
+                let (settled, claimed) = exchanged.unwrap();
+                assert_eq!(settled.unwrap().confirmed, 1);
+                // What the settlement set free is claimed in the same commit.
+                assert_eq!(claimed.map(|claimed| claimed.runs.len()), (exchange.claim > 0).then_some(1));
+            } else {
+                assert_eq!((begun, committed), (CONFLICT_TRIES + 1, 0));
+                assert!(matches!(exchanged, Err(RunError::Conflict(_))), "{exchanged:?}");
+                assert_eq!(sync.inner.state(), claimed);
+            }
+        }
+    }
+    // An exchange of nothing begins nothing.
+    let (sync, other) = (Rigged::default(), Yielding(Rigged::default()));
+    let nothing = Exchange { settle: vec![], claim: 0 };
+    assert_eq!(run_exchange(&sync, &settings, NOW, nothing.clone()), Ok((None, None)));
+    assert_eq!(block_on(run_exchange_async(&other, &settings, NOW, nothing)), Ok((None, None)));
+    assert_eq!((sync.counts(), other.0.counts()), ((0, 0, 0), (0, 0, 0)));
 }
 
 /// What a runtime with several threads asks of a future.

@@ -5,7 +5,10 @@ use twobox::codec::{
     Damaged, Decoder, IndexPart, decode, decode_index_entry, encode_index_entry, encode_index_part, encode_key, encode_value,
     indexed_row, is_in_index_part,
 };
-use twobox::{Batch, Change, DeliveryState, EventId, IndexEntry, Key, Millis, OrderingKey, Record, Revision, Stored, Table};
+use twobox::{
+    Batch, Body, Change, DeliveryState, Event, EventId, Fingerprint, Headers, IndexEntry, Key, Millis, OrderingKey, Placed,
+    Record, RequestKey, RequestRow, Revision, Stored, Table,
+};
 
 use crate::support::{insert, name, names, numbers, pending, records, stored, times};
 
@@ -228,6 +231,98 @@ fn a_number_has_one_form() {
     }
     let largest = [&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01][..], &good[1..]].concat();
     assert_eq!(outbox(&largest).unwrap().revision, Revision::from_stored(u64::MAX));
+}
+
+/// An error says which table the damage is in, and what it is.
+#[test]
+fn a_damaged_index_entry_says_what_is_wrong() {
+    let short = "a short number in its index";
+    for (bytes, table, what) in [
+        (&b""[..], Table::Outbox, "no kind in its index"),
+        (b"\0a", Table::Outbox, "no kind in its index"),
+        (b"\x04a", Table::Outbox, "no kind in its index"),
+        (b"\x01", Table::Lanes, short),
+        (b"\x01\0\0\0\0\0\0\0", Table::Lanes, short),
+        (b"\x01\0\0\0\0\0\0\0\0", Table::Lanes, "ordering key is empty; give it 1 to 128 bytes"),
+        (b"\x02a", Table::Outbox, "no separator in its index"),
+        (b"\x02a\0", Table::Outbox, short),
+        (b"\x02a\0\0\0\0\0\0\0\0", Table::Outbox, short),
+        (b"\x02\0\0\0\0\0\0\0\0\0e", Table::Outbox, "ordering key is empty; give it 1 to 128 bytes"),
+        (b"\x02a\0\0\0\0\0\0\0\0\0", Table::Outbox, "event id is empty; give it 1 to 160 bytes"),
+        (b"\x03", Table::Outbox, "event id is empty; give it 1 to 160 bytes"),
+    ] {
+        let what = Damaged { table, what: what.to_owned() };
+        assert_eq!(decode_index_entry(bytes), Err(what), "{bytes:?}");
+    }
+}
+
+/// The eight names that a decoder has read last are kept once, however often they come again.
+#[test]
+fn names_that_come_again_are_shared() {
+    let mut decoder = Decoder::default();
+    let mut read = |event: &str| {
+        let row = stored(1, Record::Effect(name("c"), name(event), Body::text("x").unwrap()));
+        let decoded = decoder.decode(Table::Effects, &key_bytes(&row.record.key()), &value_bytes(&row)).unwrap();
+        assert_eq!(decoded, row);
+        let Record::Effect(consumer, event, _) = decoded.record else { panic!("no effect") };
+        (consumer, event)
+    };
+    let events = ["e1", "e2", "e3", "e4", "e5", "e6"];
+    let first = events.map(&mut read);
+    let again = events.map(&mut read);
+    for (first, again) in first.iter().zip(&again) {
+        assert_eq!(first.0.as_str().as_ptr(), again.0.as_str().as_ptr(), "{first:?}");
+        assert_eq!(first.1.as_str().as_ptr(), again.1.as_str().as_ptr(), "{first:?}");
+    }
+}
+
+/// A list is as long as a constructor allows, and a length beyond that is not believed.
+#[test]
+fn a_list_has_its_limit() {
+    for (events, what) in [(0, None), (256, None), (257, Some("a list of 257, the limit is 256"))] {
+        let events = (0..events).map(|n| name(&format!("e{n}"))).collect();
+        let placed = Some(Placed { order: name("o"), events, at: Millis::new(1) });
+        let fingerprint = Fingerprint::of([("item", "notebook")]);
+        let row = RequestRow { fingerprint, registered_at: Millis::new(1), placed };
+        let row = stored(1, Record::Request(RequestKey::new("s", "r").unwrap(), row));
+        let decoded = decode(Table::Requests, b"s\0r", &value_bytes(&row));
+        assert_eq!(decoded.map_err(|damaged| damaged.what), what.map_or(Ok(row), |what| Err(what.to_owned())));
+    }
+}
+
+/// Headers are stored in their order, each name once.
+#[test]
+fn headers_that_were_never_written_so_are_damaged() {
+    let event = |headers: &[(&str, &str)]| {
+        let mut value = Vec::new();
+        let headers = headers.iter().try_fold(Headers::new(), |headers, (name, value)| headers.with(*name, *value)).unwrap();
+        let event = Event {
+            id: name("e"),
+            order: name("o"),
+            event_type: name("t"),
+            schema_version: 1,
+            ordering_key: name("k"),
+            time: Millis::new(1),
+            headers,
+            body: Body::text("x").unwrap(),
+        };
+        encode_value(&Record::Event(event), Revision::FIRST, &mut value);
+        value
+    };
+    let good = event(&[("n1", "v"), ("n2", "v")]);
+    let at = |digit| good.windows(2).position(|two| two == [b'n', digit]).unwrap() + 1;
+    let (first, second) = (at(b'1'), at(b'2'));
+    for (digits, damaged) in [
+        (*b"12", None),
+        (*b"13", None),
+        (*b"32", Some("headers that are not in their order")),
+        (*b"22", Some("header \"n2\" is given twice; each must stand once")),
+    ] {
+        let mut value = good.clone();
+        (value[first], value[second]) = (digits[0], digits[1]);
+        let found = decode(Table::Events, b"e", &value).err().map(|damaged| damaged.what);
+        assert_eq!(found.as_deref(), damaged, "{digits:?}");
+    }
 }
 
 /// What a constructor would have made to fit was not written by us.

@@ -5,8 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use twobox::store::CONFLICT_TRIES;
 use twobox::{
-    Applied, Batch, Body, CommitOrder, Consumer, Draft, Event, EventId, Fingerprint, Key, Load, Millis, ParametersDiffer, Query,
-    Reader, Receive, Received, Record, Register, Registered, Request, Rows, RunError, Store, Stored, Tables, Transaction,
+    Applied, Batch, Body, CommitOrder, Consumer, Draft, Event, EventId, Expect, Fingerprint, Key, Load, Millis, ParametersDiffer,
+    Query, Reader, Receive, Received, Record, Register, Registered, Request, Revision, Rows, RunError, Store, Stored, Tables,
+    Transaction,
 };
 use twobox_memory::{MemoryStore, MemoryTransaction, State};
 
@@ -107,7 +108,8 @@ impl Transaction for RiggedTransaction<'_> {
 }
 
 impl Rigged {
-    fn counts(&self) -> (u32, u32, u32) {
+    /// How often it began, applied and committed.
+    pub(crate) fn counts(&self) -> (u32, u32, u32) {
         (self.begun.load(SeqCst), self.applied.load(SeqCst), self.committed.load(SeqCst))
     }
 
@@ -127,6 +129,23 @@ fn request(id: &str, quantity: &str) -> Request {
 fn order<'a>(request: &'a Request, id: &str) -> CommitOrder<'a> {
     let draft = Draft::new("order.created", Body::text("event").unwrap()).unwrap();
     CommitOrder::new(request, name(id), Body::text("order").unwrap(), [draft]).unwrap()
+}
+
+/// What every store checks before it writes: a row that is not there, or one that nobody has written since it was read.
+#[test]
+fn a_guard_holds_for_what_it_expects_alone() {
+    let revision = Revision::from_stored;
+    for (expect, found, holds) in [
+        (Expect::Absent, None, true),
+        (Expect::Absent, Some(1), false),
+        (Expect::Revision(revision(2)), Some(2), true),
+        (Expect::Revision(revision(2)), Some(1), false),
+        (Expect::Revision(revision(2)), Some(3), false),
+        (Expect::Revision(revision(2)), None, false),
+    ] {
+        assert_eq!(expect.holds(found.map(revision)), holds, "{expect:?} {found:?}");
+    }
+    assert_eq!((Expect::Absent.written(), Expect::Revision(revision(2)).written()), (revision(1), revision(3)));
 }
 
 /// P1: what changes something is committed once, and what changes nothing is not.

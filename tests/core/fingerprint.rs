@@ -1,5 +1,7 @@
 //! What a request key is bound to (P1, F23): the same parameters always give the same fingerprint, others never do.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use proptest::prelude::*;
 use twobox::{Digest, Fingerprint, Invalid};
 
@@ -113,6 +115,26 @@ proptest! {
     }
 }
 
+/// However few bytes are shown of what was given: control characters of two bytes shrink to one.
+#[test]
+fn a_summary_of_control_characters_is_cut_where_it_is_full() {
+    for before in ["", "a"] {
+        for controls in [250, 255, 256, 257, 258, 300, 1_000] {
+            let text = format!("{before}{}", "\u{80}".repeat(controls));
+            let shown = format!("{before}{}", " ".repeat(controls));
+            let fits = shown.len() <= Fingerprint::MAX_SUMMARY;
+            let expected =
+                if fits { shown.clone() } else { format!("{}…", &shown[..Fingerprint::MAX_SUMMARY - '…'.len_utf8()]) };
+            assert_eq!(Fingerprint::of_bytes(text.as_bytes()).summary(), expected, "{before:?} {controls}");
+            // The same behind a name of no bytes, and before another field.
+            let fields = [("", &text[..]), ("b", "c")];
+            let all = format!("={shown} b=c");
+            let expected = if all.len() <= 256 { all } else { format!("{}…", &all[..253]) };
+            assert_eq!(Fingerprint::of(fields).summary(), expected, "{before:?} {controls}");
+        }
+    }
+}
+
 #[test]
 fn the_kinds_of_fingerprints_are_kept_apart() {
     let text = r#"{"a":"b"}"#;
@@ -129,6 +151,20 @@ fn the_kinds_of_fingerprints_are_kept_apart() {
     for (at, one) in all.iter().enumerate() {
         assert!(all[at + 1..].iter().all(|other| other != one), "{one:?}");
     }
+}
+
+/// As equality, the hash is that of the digest: the line that is shown does not count.
+#[test]
+fn a_fingerprint_hashes_as_its_digest() {
+    let hash = |fingerprint: &Fingerprint| {
+        let mut hasher = DefaultHasher::new();
+        fingerprint.hash(&mut hasher);
+        hasher.finish()
+    };
+    let (two, three) = (Fingerprint::of([("quantity", "2")]), Fingerprint::of([("quantity", "3")]));
+    let same = Fingerprint::from_stored(two.digest(), "another line");
+    assert_eq!((&two, hash(&two)), (&same, hash(&same)));
+    assert_ne!(hash(&two), hash(&three));
 }
 
 /// The digests are stored, so they must never change.
@@ -148,6 +184,7 @@ fn fingerprints_stay_what_they_are() {
         let found = fingerprint.digest();
         assert_eq!(found.to_string(), digest);
         assert_eq!(format!("{found:.8} {found:.0} {found:.99}"), format!("{}  {digest}", &digest[..8]));
+        assert_eq!(format!("{found:?}"), digest);
     }
 }
 

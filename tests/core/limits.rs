@@ -149,6 +149,14 @@ fn a_body_holds_any_bytes() {
     assert!(matches!(Body::new("a/b", vec![0xff; Body::MAX + 1]), Err(Invalid::TooLong { field: "body", .. })));
 }
 
+/// What is written to a log shows names and reasons as texts, and no payload.
+#[test]
+fn a_log_shows_names_and_no_payload() {
+    assert_eq!(format!("{:?}", Body::json("{\"secret\":1}").unwrap()), "Body(application/json, 12 bytes)");
+    assert_eq!(format!("{:?}", name::<OrderId>("o\"1")), "\"o\\\"1\"");
+    assert_eq!(format!("{:?}", Reason::new("no \"route\"")), "\"no \\\"route\\\"\"");
+}
+
 #[test]
 fn headers_have_a_limit_and_stand_once() {
     let full = (0..Headers::MAX).try_fold(Headers::new(), |headers, n| headers.with(format!("h{n}"), "v")).unwrap();

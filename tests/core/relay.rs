@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use twobox::relay::{Action, Counters, Phase, Published, RelayMachine, RelaySettings, Ticket, run_exchange};
+use twobox::relay::{Action, Counters, InProcess, Phase, Published, RelayMachine, RelaySettings, Ticket, run_exchange};
 use twobox::{
-    Body, Claimed, CommitOrder, Delivery, DeliveryPolicy, Draft, Fingerprint, Key, LeaseRef, Load, Millis, OrderId, Place, Query,
-    Reader, Reason, Record, Renew, Request, Run, Settled, Stale, StaleLease, Store,
+    Body, Claimed, CommitOrder, Delivery, DeliveryPolicy, Draft, Fingerprint, Handled, Inbox, Key, LeaseRef, Load, Millis,
+    OrderId, Place, Query, Reader, Reason, Record, Renew, Request, Run, Settled, Stale, StaleLease, Store,
 };
 use twobox_memory::MemoryStore;
 
@@ -261,7 +261,7 @@ fn a_relay_counts_what_it_has_done() {
         let place = Place { begun: ms(1), sequence: token, after: 0 };
         let deliveries = vec![Delivery { event: name("e"), place, attempt: 1 }];
         let run = Run { lease, until: ms(60_000), alone: false, deliveries };
-        let claimed = Claimed { runs: vec![run], dead: vec![name("d2"), name("d3")], next_due: None };
+        let claimed = Claimed { runs: vec![run], dead: ["d2", "d3", "d4"].map(name).into(), next_due: None };
         assert!(matches!(machine.poll_action(), Some(Action::Exchange(_))));
         machine.handle_exchanged(ms(1_000), Some(&settled), Some(claimed));
         let Some(Action::Publish(tickets)) = machine.poll_action() else { panic!("it publishes what it has claimed") };
@@ -273,6 +273,14 @@ fn a_relay_counts_what_it_has_done() {
         machine.handle_timeout(ms(1_000 * failures + 1_000));
     }
     let counted =
-        Counters { claimed: 2, published: 2, confirmed: 4, failed: 6, dead: 6, stale: 2, unavailable: 0, store_failures: 2 };
+        Counters { claimed: 2, published: 2, confirmed: 4, failed: 6, dead: 8, stale: 2, unavailable: 0, store_failures: 2 };
     assert_eq!(machine.counters(), counted);
+}
+
+/// What holds a publisher can be shown, whatever its handler is.
+#[test]
+fn a_publisher_in_process_can_be_shown() {
+    let store = MemoryStore::new();
+    let publisher = InProcess::new(Inbox::new(&store, name("c")), |_, _| Ok::<_, String>(Handled::Done));
+    assert_eq!(format!("{publisher:?}"), "InProcess { .. }");
 }

@@ -6,20 +6,11 @@ use twobox::{
     OrderRow, OutboxRow, Placed, PositionRow, Query, Reason, Record, RequestKey, RequestRow, Rows, Store, Table, Tables,
     Transaction,
 };
-use twobox_memory::MemoryStore;
 
-use crate::support::{LANE, insert, lease, ms, name, pending, records, stored, update};
-
-fn store(records: Vec<Record>) -> MemoryStore {
-    let store = MemoryStore::new();
-    let mut tx = store.begin().unwrap();
-    let _ = tx.apply(&Batch::of(records.into_iter().map(insert).collect()).unwrap()).unwrap();
-    tx.commit().unwrap();
-    store
-}
+use crate::support::{LANE, lease, ms, name, pending, records, store_of, stored, update};
 
 fn dump(records: Vec<Record>) -> Dump {
-    Dump::of(&mut store(records).state()).unwrap()
+    Dump::of(&mut store_of(records).state()).unwrap()
 }
 
 /// One row of each table at least.
@@ -310,7 +301,7 @@ fn bodies_that_are_long_or_binary_are_summarised() {
 /// Revisions count writes, and pages are how a store is read: neither is to be seen.
 #[test]
 fn the_text_is_made_of_the_rows_alone() {
-    let first = store(every_table());
+    let first = store_of(every_table());
     let before = Dump::of(&mut first.state()).unwrap();
     for revision in 1..4 {
         let mut tx = first.begin().unwrap();
@@ -330,6 +321,7 @@ fn long_tables_are_read_in_pages() {
         let records: Vec<Record> = effects.chain([Record::Lane(name("k"), LANE)]).collect();
         let dump = dump(records);
         assert_eq!((dump.count(Table::Effects), dump.count(Table::Lanes), dump.count(Table::Inbox)), (rows, 1, 0));
+        assert_eq!(dump.records().len(), rows + 1);
         assert!(dump.records().is_sorted_by(|a, b| a.key() < b.key()));
     }
 }

@@ -5,11 +5,13 @@ use core::time::Duration;
 
 use proptest::prelude::*;
 use twobox::{
-    Batch, Body, CallRow, CallState, Change, Checked, Consumer, ContentType, Decision, DeliveryPolicy, DeliveryState, Digest,
-    Event, EventId, EventType, Expect, Fingerprint, HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid, LaneRow,
-    Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RedriveWindow,
-    RequestId, RequestKey, RequestRow, Retention, Revision, Rows, Scope, Stored, Transition, WhenDead,
+    Applied, Batch, Body, CallRow, CallState, Change, Checked, Consumer, ContentType, Decision, DeliveryPolicy, DeliveryState,
+    Digest, Event, EventId, EventType, Expect, Fingerprint, HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid,
+    LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RedriveWindow,
+    RequestId, RequestKey, RequestRow, Retention, Revision, Rows, Scope, Store, Stored, Tables, Transaction, Transition,
+    WhenDead,
 };
+use twobox_memory::MemoryStore;
 
 /// A name of whatever type is wanted.
 pub(crate) fn name<T: for<'a> TryFrom<&'a str, Error = Invalid>>(text: &str) -> T {
@@ -28,6 +30,15 @@ pub(crate) fn stored(revision: u64, record: Record) -> Stored {
 /// The change that writes a new row.
 pub(crate) fn insert(record: Record) -> Change {
     Change::Put { expect: Expect::Absent, record }
+}
+
+/// A store that holds these rows and no other.
+pub(crate) fn store_of(records: impl IntoIterator<Item = Record>) -> MemoryStore {
+    let store = MemoryStore::new();
+    let mut tx = store.begin().unwrap();
+    assert_eq!(tx.apply(&Batch::of(records.into_iter().map(insert).collect()).unwrap()).unwrap(), Applied::Written);
+    tx.commit().unwrap();
+    store
 }
 
 /// The change that writes a row which was read at a revision.

@@ -480,6 +480,16 @@ fn claim_puts_a_lane_right() {
     }
 }
 
+/// P3: no store looks for fewer events than there can be.
+#[test]
+fn how_many_events_can_be_pending() {
+    for (next, confirmed, most) in
+        [(1, 0, 0), (2, 0, 1), (5, 0, 4), (5, 2, 2), (5, 4, 0), (u64::MAX, 0, u64::MAX - 1), (1, 7, 0), (0, 0, 0)]
+    {
+        assert_eq!(LaneRow { next, confirmed, ..LANE }.pending_at_most(), most, "{next} {confirmed}");
+    }
+}
+
 fn lease_ref(key: &str, token: u64) -> LeaseRef {
     LeaseRef { lane: name(key), token }
 }
@@ -1113,6 +1123,43 @@ fn count_failure_in_order() {
 }
 
 // All of them
+
+/// P1, P3, P5: a crash may undo what is then done again, and nothing else; a transition that is lent says the same.
+#[test]
+fn what_a_crash_may_undo() {
+    let (two, event, policy) = (request("2"), event("e", "k"), policy(WhenDead::Block));
+    let retention = Retention::default().checked(&policy).unwrap();
+    let events = || [name("e")];
+    let no = || Reason::new("no");
+    macro_rules! check {
+        ($may_be_lost:literal: $($transition:expr),* $(,)?) => {$(
+            let transition = $transition;
+            assert_eq!(transition.may_be_lost(), $may_be_lost, "{transition:?}");
+            assert_eq!(Transition::may_be_lost(&&transition), $may_be_lost, "{transition:?}, lent");
+        )*};
+    }
+    check![true:
+        claim(&policy, 1),
+        Settle::new(&policy, [result(&["e"], None)]),
+        Renew::new([lease_ref("a", 8)], LEASE),
+    ];
+    check![false:
+        Register::new(&two),
+        commit(&two, [draft()]),
+        Receive::new(name("c"), &event),
+        RecordEffect::new(name("c"), name("e"), text("points")),
+        CountFailure::new(name("c"), &event, no(), 3),
+        Retry::new(name("c"), name("e")),
+        SkipTo::new(name("c"), name("k"), place(1, 1, 0)),
+        Cancel::new(events(), no()).unwrap(),
+        Redrive::new(events(), window(LEASE)).unwrap(),
+        Discard::new(events(), no()).unwrap(),
+        Purge::new(&retention, Table::Events, NonZeroU16::MIN),
+        Intend::new(call_key()),
+        Start::new(call_key(), LEASE, WhenUnknown::Ask),
+        Resolve::new(call_key(), CallEnd::NotDone(no())),
+    ];
+}
 
 fn one_of<T: for<'a> TryFrom<&'a str, Error = twobox::Invalid> + Clone + Debug + 'static>(
     names: &'static [&'static str],

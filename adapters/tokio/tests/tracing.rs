@@ -1,6 +1,5 @@
 //! What the relay tells `tracing`: each step, with the event's id, type and attempt on the span of its publish.
 
-#![cfg(feature = "tracing")]
 // A helper that cannot go on has found a failure, as a test has.
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,0 +1,136 @@
+//! What the drivers of a relay tell `tracing`: every answer, every lease that is lost and every event that is dead, at its level.
+
+use core::fmt::{Debug, Write};
+use core::future::ready;
+use core::pin::pin;
+use core::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Metadata, Subscriber};
+use twobox::relay::{Message, Phase, Published, trace};
+use twobox::{Body, Claimed, Delivery, Event, Headers, LeaseRef, Place, Reason, Renewed, Run, Settled, Stale, StaleLease};
+
+use crate::support::{ms, name};
+
+/// Writes down what is told, a line each, and where a span is entered and left.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+impl Lines {
+    fn add(&self, mut line: Line, fields: impl FnOnce(&mut Line)) {
+        fields(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        self.add(Line(span.metadata().name().into()), |line| span.record(line));
+        Id::from_u64(1)
+    }
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.add(Line(event.metadata().level().to_string()), |line| event.record(line));
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {
+        self.add(Line("enter".into()), |_| ());
+    }
+    fn exit(&self, _: &Id) {
+        self.add(Line("exit".into()), |_| ());
+    }
+}
+
+/// What is told meanwhile.
+fn told(work: impl FnOnce()) -> Vec<String> {
+    let lines = Lines::default();
+    tracing::subscriber::with_default(lines.clone(), work);
+    lines.0.lock().unwrap().clone()
+}
+
+fn message() -> Message {
+    let event = Event {
+        id: name("o/1"),
+        order: name("o"),
+        event_type: name("order.created"),
+        schema_version: 1,
+        ordering_key: name("k"),
+        time: ms(1),
+        headers: Headers::new(),
+        body: Body::text("x").unwrap(),
+    };
+    Message { event, place: Place { begun: ms(1), sequence: 1, after: 0 }, attempt: 2 }
+}
+
+/// The answer goes on as it is, and is told within the span of its publish, which says what is published.
+#[test]
+fn each_answer_is_told_in_the_span_of_its_publish() {
+    let no = || Reason::new("no");
+    for (answer, line) in [
+        (Published::Confirmed, "DEBUG message=confirmed"),
+        (Published::Failed(no()), "WARN message=failed reason=no"),
+        (Published::Rejected(no()), "ERROR message=rejected reason=no"),
+        (Published::Deferred(no()), "DEBUG message=deferred reason=no"),
+        (Published::Unavailable(no()), "WARN message=the broker cannot be reached reason=no"),
+        (Published::Abandoned, "DEBUG message=abandoned"),
+    ] {
+        let span = "publish id=o/1 type=order.created attempt=2";
+        let lines = told(|| assert_eq!(trace::publish(&message(), || answer.clone()), answer));
+        assert_eq!(lines, [span, "enter", line, "exit"]);
+        let lines = told(|| {
+            let message = message();
+            let publish = pin!(trace::publish_async(&message, ready(answer.clone())));
+            assert_eq!(publish.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(answer));
+        });
+        // The span is entered once more while the future is dropped.
+        assert_eq!(lines[..4], [span, "enter", line, "exit"]);
+    }
+}
+
+#[test]
+fn the_rest_is_told() {
+    let lease = || LeaseRef { lane: name("k"), token: 7 };
+    let stale = || vec![StaleLease { lease: lease(), why: Stale::Ended }];
+    let lost = "WARN message=the lease 7 of lane \"k\" is not current: it was settled or released already";
+    let settled = Settled { confirmed: 1, retried: 2, released: 3, dead: vec![name("d1"), name("d2")], stale: stale() };
+    let place = Place { begun: ms(1), sequence: 1, after: 0 };
+    let deliveries = ["e1", "e2"].map(|event| Delivery { event: name(event), place, attempt: 1 });
+    let run = Run { lease: lease(), until: ms(9), alone: false, deliveries: deliveries.into() };
+    let claimed = Claimed { runs: vec![run], dead: vec![name("d3")], next_due: None };
+    let renewed = Renewed { leases: vec![(lease(), ms(9)), (lease(), ms(9))], stale: stale() };
+    let cases: [(Vec<String>, &[&str]); 6] = [
+        (
+            told(|| trace::exchanged(Some(&settled), None)),
+            &[
+                "DEBUG message=settled confirmed=1 retried=2 released=3 dead=2 stale=1",
+                "ERROR message=dead id=d1",
+                "ERROR message=dead id=d2",
+                lost,
+            ],
+        ),
+        (
+            told(|| trace::exchanged(None, Some(&claimed))),
+            &["DEBUG message=claimed lanes=1 events=2", "ERROR message=dead: it was started too often id=d3"],
+        ),
+        (told(|| trace::exchanged(None, None)), &[]),
+        (told(|| trace::renewed(&renewed)), &["DEBUG message=renewed leases=2", lost]),
+        (told(|| trace::store_failed(&"disk full")), &["WARN message=the store failed reason=disk full"]),
+        (told(|| trace::phase(Phase::StoreAway)), &["INFO message=the relay is now phase=StoreAway"]),
+    ];
+    for (lines, expected) in cases {
+        assert_eq!(lines, expected);
+    }
+}
