@@ -4,7 +4,7 @@
 // A helper that cannot go on has found a failure, as a test has; and what was counted is printed.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
@@ -304,7 +304,7 @@ fn bits_flip_under_a_reader() {
     let good = hostile::good_file();
     let Verdict::Opened(expected) = hostile::open(&good) else { panic!("the good file is none") };
     // All rows of all times.
-    let mut ever = HashSet::new();
+    let mut ever: Vec<Stored> = Vec::new();
     drop(life::live(&Disk::default(), RedbOptions::new(), 0, &mut |_, store| ever.extend(Contents::of(store).unwrap().rows)));
     let folder = tempfile::tempdir().unwrap();
     let stride = if long() { 3 } else { 8_209 };
