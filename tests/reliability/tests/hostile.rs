@@ -319,7 +319,7 @@ fn bits_flip_under_a_reader() {
         let read = RedbReader::open(&path).and_then(|reader| tables::rows(&mut reader.view()?));
         fs::File::options().write(true).open(&path)?.write_all_at(&good[place..=place], place as u64)?;
         let read = read?;
-        let changed = read.iter().find(|row| !ever.contains(row));
+        let changed = read.iter().find(|row| !expected.rows.contains(row) && !ever.contains(row));
         assert!(changed.is_none(), "byte {place}: a changed row: {changed:?}");
         if read.iter().any(|row| !expected.rows.contains(row)) {
             stale.fetch_add(1, Ordering::Relaxed);
