@@ -62,8 +62,10 @@ impl<P: Publisher + ?Sized> Publisher for &mut P {
     }
 }
 
-/// A publisher that calls a consumer in the same process, through its inbox: applied and duplicate are confirmed, what
-/// fails is tried again, what is refused or set aside is not brought again.
+/// A publisher that calls a consumer in the same process, through its inbox: applied and duplicate are confirmed, what fails is tried again, and what is refused
+/// is dead at the sender. What the consumer sets aside as poison is confirmed, as to a broker, so that the rest goes on: it is no dead letter, but a row of
+/// the consumer's inbox. Whether the consumer or the sender gives up first follows from which of [`Inbox::max_failures`] and
+/// [`DeliveryPolicy::max_failures`](crate::DeliveryPolicy) is smaller; with equal ones it is the consumer.
 ///
 /// Its faults can be injected, for tests and demonstrations.
 pub struct InProcess<R, H, F = fn(&Message) -> Option<Fault>> {

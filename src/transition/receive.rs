@@ -341,7 +341,8 @@ impl Transition for CountFailure {
 /// | poisoned  | failing, without failures so far; the reason stays | `true`: when the event comes again, it is tried again |
 /// | any other, or none | nothing                    | `false` |
 ///
-/// The event has to come again: from the broker's own dead letters, or by a [`Redrive`](crate::Redrive) if it is dead at its sender.
+/// The event has to come again: from the broker's own dead letters, by a [`Redrive`](crate::Redrive) if it is dead at its sender, or, if it was confirmed there, as the
+/// sender's event is kept until it is purged, by an [`Inbox::receive`](crate::Inbox::receive) with it.
 /// A consumer that asks for order has gone on without it; it is applied out of its place then.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Retry {

@@ -140,10 +140,16 @@ impl RelayThread {
         self.shared.board.read()
     }
 
-    /// Waits until the status is as wanted, or the relay has stopped, and says what it is. `wanted` is asked again after each change, and may ask the
-    /// store: to drain it before a stop, wait until its [`Stats`](twobox::Stats) count nothing as pending.
+    /// Waits until the status is as wanted, or the relay has stopped, and says what it is. `wanted` is asked again after each change, and as long as nothing
+    /// changes it is not: if what you wait for may never come, see [`RelayThread::wait_at_most`].
     pub fn wait_for(&self, wanted: impl FnMut(&Status) -> bool) -> Status {
-        self.shared.board.wait_for(wanted)
+        self.shared.board.wait_for(None, wanted)
+    }
+
+    /// As [`RelayThread::wait_for`], but no longer than `patience`. To drain a store before a stop, wait until its [`Stats`](twobox::Stats) count nothing
+    /// as due or leased; what waits for a backoff, or behind a dead event, is not waited for then.
+    pub fn wait_at_most(&self, patience: Duration, wanted: impl FnMut(&Status) -> bool) -> Status {
+        self.shared.board.wait_for(Some(patience), wanted)
     }
 
     /// Tells the relay to stop, and does not wait (F12): it claims no more and releases what is not being published. What is being

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use twobox::Millis;
 use twobox::relay::{Counters, Message, Phase, Published, Status, Ticket};
@@ -147,7 +147,8 @@ impl Board {
         }
     }
 
-    pub(crate) fn wait_for(&self, mut wanted: impl FnMut(&Status) -> bool) -> Status {
+    pub(crate) fn wait_for(&self, patience: Option<Duration>, mut wanted: impl FnMut(&Status) -> bool) -> Status {
+        let begun = Instant::now();
         let mut status = lock(&self.status);
         // Not under wait_while: `wanted` is the user's, and may look at the relay.
         loop {
@@ -156,8 +157,15 @@ impl Board {
             if now.phase == Phase::Stopped || wanted(&now) {
                 return now;
             }
-            let changed = self.changed.wait_while(lock(&self.status), |status| *status == now);
-            status = changed.unwrap_or_else(PoisonError::into_inner);
+            let same = |status: &mut Status| *status == now;
+            status = match patience.map(|patience| patience.saturating_sub(begun.elapsed())) {
+                None => self.changed.wait_while(lock(&self.status), same).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return now,
+                Some(left) => {
+                    let changed = self.changed.wait_timeout_while(lock(&self.status), left, same);
+                    changed.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
     }
 }

@@ -640,6 +640,22 @@ fn consumers_in_the_same_process() {
     }
 }
 
+/// Who waits for what never comes gives up, and is told how it stands: here behind a dead event (P4).
+#[test]
+fn a_wait_has_an_end() {
+    let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
+    (0..2).for_each(|n| commit(&*store, n, 0, clock.now()));
+    let (publishers, asked, answer) = told(1);
+    let relay = clock.relay(&store, publishers, settings("relay-1"));
+    assert_eq!(asked.recv().unwrap(), "e0");
+    answer.send(Published::Rejected(Reason::new("no"))).unwrap();
+    let dead = relay.wait_at_most(HOUR, |status| status.counters.dead == 1);
+    assert_eq!(dead.counters.dead, 1);
+    let stuck = relay.wait_at_most(Duration::from_millis(1), |_| outbox(&*store).is_empty());
+    assert_eq!((stuck.phase, stuck.counters.confirmed, outbox(&*store).len()), (Phase::Running, 0, 1));
+    relay.stop(LEASE);
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let store = Arc::new(MemoryStore::new());
