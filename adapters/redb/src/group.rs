@@ -70,7 +70,7 @@ impl Group {
         let (mut open, end) = or_drop(open, |open| work(&mut open.tx));
         let wrote = mem::take(open.tx.wrote.get_mut());
         let answer = match end {
-            End::Commit(_) if open.tx.broken => return Err(RunError::Unknown(RedbError::Broken)),
+            End::Commit(_) if *open.tx.broken.get_mut() => return Err(RunError::Unknown(RedbError::Broken)),
             End::RollBack(answer) if wrote => return Ok((!open.shared).then_some(answer)),
             End::Commit(answer) | End::RollBack(answer) => answer,
         };

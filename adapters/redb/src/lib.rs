@@ -284,7 +284,8 @@ impl Load for RedbView {
 /// A transaction of the store.
 pub struct RedbTransaction {
     tables: Kept,
-    broken: bool,
+    /// Whether a part of something may be written.
+    broken: AtomicBool,
     /// Whether something may have been written.
     wrote: AtomicBool,
     /// Whether the commit must be durable.
@@ -305,7 +306,7 @@ type KeptTables<'t> = Mutex<Opened<'t, WriteTransaction>>;
 impl RedbTransaction {
     fn begin(database: &Database, durable: bool) -> Result<Self, RedbError> {
         let tables = Kept::new(database.begin_write()?, |tx| Mutex::new(Opened::new(tx)));
-        Ok(Self { tables, broken: false, wrote: AtomicBool::new(false), durable: AtomicBool::new(durable) })
+        Ok(Self { tables, broken: AtomicBool::new(false), wrote: AtomicBool::new(false), durable: AtomicBool::new(durable) })
     }
 
     /// The transaction, for the user's own tables: they are written in the same commit. Tables whose names begin with
@@ -314,13 +315,20 @@ impl RedbTransaction {
     pub fn redb(&self) -> &WriteTransaction {
         self.wrote.store(true, Ordering::Relaxed);
         self.durable.store(true, Ordering::Relaxed);
-        // redb opens a table once at a time, and now it is the user's turn.
-        self.tables.with_dependent(|_, tables| tables.lock().close());
+        self.tables.with_dependent(|_, tables| {
+            let mut tables = tables.lock();
+            // Whoever looks at our tables, or lends us the transaction again, finds all that was written. An error is told by the commit.
+            let mut broken = false;
+            let _told_later = tables::flush(&mut tables, &mut broken);
+            self.broken.fetch_or(broken, Ordering::Relaxed);
+            // redb opens a table once at a time, and now it is the user's turn.
+            tables.close();
+        });
         self.tables.borrow_owner()
     }
 
     fn with_tables<R>(&mut self, work: impl FnOnce(&mut Opened<'_, WriteTransaction>, &mut bool) -> R) -> R {
-        let broken = &mut self.broken;
+        let broken = self.broken.get_mut();
         self.tables.with_dependent_mut(|_, tables| work(tables.get_mut(), broken))
     }
 }
@@ -342,7 +350,7 @@ impl Tables for RedbTransaction {
 
     fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, RedbError> {
         let stepped = self.with_tables(|tables, broken| step(tables, transition, now, broken));
-        if self.broken || stepped.as_ref().is_ok_and(|step| step.wrote) {
+        if *self.broken.get_mut() || stepped.as_ref().is_ok_and(|step| step.wrote) {
             *self.wrote.get_mut() = true;
             *self.durable.get_mut() |= !transition.may_be_lost();
         }
@@ -353,7 +361,7 @@ impl Tables for RedbTransaction {
 impl Transaction for RedbTransaction {
     /// Commits. After [`RedbError::Broken`] nothing was committed, after any other error the store must be opened again to find out.
     fn commit(mut self) -> Result<(), RedbError> {
-        if self.broken {
+        if *self.broken.get_mut() {
             return Err(RedbError::Broken);
         }
         self.with_tables(tables::flush)?;
