@@ -64,7 +64,7 @@ impl Retention {
     /// [`Retention::SHORTEST`].
     pub fn checked(self, policy: &Checked<DeliveryPolicy>) -> Result<Checked<Self>, Invalid> {
         let refuse = |field, reason| Err(Invalid::Unsafe { field, reason });
-        let needed = policy.longest_retry() * 2;
+        let needed = policy.longest_retry().saturating_mul(2);
         if self.inbox < needed {
             let (given, needed) = (self.inbox.as_secs(), needed.as_secs());
             let reason = format!(
@@ -81,7 +81,7 @@ impl Retention {
         if self.orders.is_some_and(|orders| orders < self.requests) {
             return refuse("retention of orders", "an order must be kept for as long as the request that placed it".into());
         }
-        if self.positions.is_some_and(|positions| positions < self.inbox.max(self.events * 2)) {
+        if self.positions.is_some_and(|positions| positions < self.inbox.max(self.events.saturating_mul(2))) {
             let reason = "a consumer would wait for ever for an event that the sender still counts from; keep positions for as long as \
                           the inbox, and twice as long as events";
             return refuse("retention of positions", reason.into());
