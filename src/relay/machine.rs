@@ -354,7 +354,7 @@ impl RelayMachine {
             let held = Held {
                 token: run.lease.token,
                 until: run.until,
-                renew_at: run.until.before(self.settings.lease / 2),
+                renew_at: self.renew_at(run.until),
                 alone: run.alone,
                 waiting: run.deliveries.into(),
                 publishing: None,
@@ -377,9 +377,10 @@ impl RelayMachine {
         }
         self.store_answered();
         for (lease, until) in &renewed.leases {
+            let renew_at = self.renew_at(*until);
             if let Some(held) = self.held.get_mut(&lease.lane).filter(|held| held.token == lease.token) {
                 held.until = *until;
-                held.renew_at = until.before(self.settings.lease / 2);
+                held.renew_at = renew_at;
             }
         }
         for stale in &renewed.stale {
@@ -633,6 +634,11 @@ impl RelayMachine {
             self.paused_until = Some(self.now + self.pause(self.broker_failures));
         }
         self.release_waiting();
+    }
+
+    /// When half of a lease is over. One that never ends is never renewed: its end is no longer so long after its beginning as the setting says.
+    fn renew_at(&self, until: Millis) -> Millis {
+        if until == Millis::MAX { until } else { until.before(self.settings.lease / 2) }
     }
 
     fn pause(&self, failures: u32) -> Duration {

@@ -499,3 +499,18 @@ fn a_relay_stops_when_all_is_settled() {
     relay.machine.handle_stop(relay.now);
     assert_eq!((states(&relay), relay.machine.poll_action()), ((true, true, Phase::Stopped), None));
 }
+
+/// A lease without an end is not renewed, which would never come to an end, and its events are published (P3).
+#[test]
+fn a_lease_that_never_ends_is_not_renewed() {
+    for lease in [Duration::MAX, Duration::MAX / 2, Duration::from_millis(u64::MAX)] {
+        let endless = RelaySettings { lease, ..settings() };
+        let mut relay = Played { machine: RelayMachine::new(endless, START).unwrap(), now: START, token: 0 };
+        let _ = relay.exchange();
+        let run = Run { until: START + lease, ..relay.run("a", 1, false) };
+        relay.machine.handle_exchanged(START, None, Some(Claimed { runs: vec![run], ..Claimed::default() }));
+        assert_eq!(relay.publish().len(), 1, "{lease:?}");
+        assert_eq!(relay.machine.poll_action(), None);
+        assert!(relay.machine.poll_timeout().is_some_and(|at| at > START));
+    }
+}
