@@ -63,7 +63,7 @@ impl RedbOptions {
     /// Whether opening verifies the checksums of the whole file. Default true.
     ///
     /// redb does not verify its pages when it reads them, so damage would be found late: the rows have checksums of their own and
-    /// never come out wrong, but damage elsewhere can make redb panic, and one that comes up while a database is closed ends the
+    /// never come out changed, but damage elsewhere can lead to rows as they once were or hide some, it can make redb panic, and one that comes up while a database is closed ends the
     /// process. It costs reading the whole file once; turn it off if that takes too long for your file, and verify at
     /// another time with [`redb::Database::check_integrity`]. A reader ([`RedbOptions::open_read_only`]) cannot verify.
     pub const fn verify_on_open(mut self, verify: bool) -> Self {
