@@ -524,8 +524,8 @@ impl<'a> Parser<'a, '_> {
             }
             number |= bits << shift;
             if byte & 0x80 == 0 {
-                // One form for each number, so that equal rows are equal bytes.
-                return if byte == 0 && shift > 0 { Err(self.damaged("a number with idle digits")) } else { Ok(number) };
+                // One form for each number, so that equal rows are equal bytes; 0 alone is one of the small ones.
+                return if byte == 0 { Err(self.damaged("a number with idle digits")) } else { Ok(number) };
             }
         }
         Err(self.damaged("a number that is too large"))
