@@ -85,7 +85,21 @@ impl DeliveryPolicy {
         Ok(Checked::new(self))
     }
 
-    /// How long an event may be retried before it is dead, if the broker can be reached: each failure with the longest backoff.
+    /// Refuses a lease that is longer than the longest backoff: an event whose relay has died would be retried for longer than consumers need remember it (F10).
+    pub(crate) fn check_lease(&self, lease: Duration) -> Result<(), Invalid> {
+        if lease <= self.backoff_cap {
+            return Ok(());
+        }
+        let cap = self.backoff_cap;
+        let reason = format!(
+            "it is {lease:?}, longer than backoff_cap ({cap:?}): an event would be retried for longer than its consumers need remember it; \
+             give a shorter lease, or a longer backoff_cap"
+        );
+        Err(Invalid::Unsafe { field: "lease", reason: reason.into() })
+    }
+
+    /// How long an event may be retried before it is dead, if the broker can be reached: each start comes after the longest backoff, or when a lease has run
+    /// out, which is not longer.
     #[must_use]
     pub fn longest_retry(&self) -> Duration {
         self.backoff_cap.saturating_mul(self.max_starts)

@@ -60,7 +60,7 @@ impl Retention {
     /// # Errors
     ///
     /// [`Invalid::Unsafe`] if the inbox is kept for less than twice the longest time over which an event is retried
-    /// ([`DeliveryPolicy::longest_retry`]), orders for less than request keys, positions for less than twice as long as events or less than the inbox, or anything for less than
+    /// ([`DeliveryPolicy::longest_retry`]), orders for less than request keys, positions for less than twice as long as events or less than the inbox, or events or request keys for less than
     /// [`Retention::SHORTEST`].
     pub fn checked(self, policy: &Checked<DeliveryPolicy>) -> Result<Checked<Self>, Invalid> {
         let refuse = |field, reason| Err(Invalid::Unsafe { field, reason });

@@ -99,7 +99,7 @@ struct Settings {
 impl Settings {
     fn new() -> Self {
         let policy = |when_dead| {
-            let (base, cap) = (Duration::from_millis(1), Duration::from_millis(100));
+            let (base, cap) = (Duration::from_millis(1), Duration::from_millis(u16::MAX.into()));
             DeliveryPolicy { backoff_base: base, backoff_cap: cap, max_failures: 2, max_starts: 3, when_dead }.checked().unwrap()
         };
         let block = policy(WhenDead::Block);

@@ -24,7 +24,7 @@ pub struct RelaySettings {
     pub window: usize,
     /// How many events of one lane are claimed at once. Default 16.
     pub run: usize,
-    /// How long a lease lasts; it is renewed when half of it is over. Default 30 s.
+    /// How long a lease lasts; it is renewed when half of it is over. It must not be longer than the policy's longest backoff. Default 30 s.
     pub lease: Duration,
     /// When to look for events that nobody has announced. Default 1 s.
     pub poll: Duration,
@@ -54,7 +54,7 @@ impl RelaySettings {
     ///
     /// # Errors
     ///
-    /// [`Invalid`] if the window is not 1 to [`Claim::MAX`], the run is not 1 to the window, or a time is too short.
+    /// [`Invalid`] if the window is not 1 to [`Claim::MAX`], the run is not 1 to the window, a time is too short, or the lease is longer than the policy's longest backoff.
     pub fn checked(self) -> Result<Checked<Self>, Invalid> {
         let refuse = |field, reason: &str| Err(Invalid::Unsafe { field, reason: reason.into() });
         if self.window == 0 || self.window > Claim::MAX {
@@ -66,6 +66,7 @@ impl RelaySettings {
         if self.lease < Duration::from_millis(10) {
             return refuse("lease", "it would run out before anything could be published; give at least 10 ms");
         }
+        self.policy.check_lease(self.lease)?;
         if self.poll < Duration::from_millis(1) || self.pause_base < Duration::from_millis(1) {
             return refuse("poll and pause_base", "the relay would never rest; give at least 1 ms");
         }

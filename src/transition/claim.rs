@@ -42,7 +42,7 @@ impl<'a> Claim<'a> {
     ///
     /// # Errors
     ///
-    /// [`Invalid`] if the limit is out of range or the lease is shorter than a millisecond.
+    /// [`Invalid`] if the limit is out of range, or the lease is shorter than a millisecond or longer than the policy's longest backoff.
     pub fn new(policy: &'a Checked<DeliveryPolicy>, owner: Owner, lease: Duration, limit: usize) -> Result<Self, Invalid> {
         if limit == 0 || limit > Self::MAX {
             return Err(Invalid::OutOfRange { field: "limit", min: 1, max: Self::MAX as u64, value: limit as u64 });
@@ -51,6 +51,7 @@ impl<'a> Claim<'a> {
             let reason = alloc::format!("it is {lease:?}, it must last for 1 ms at least").into();
             return Err(Invalid::Unsafe { field: "lease", reason });
         }
+        policy.check_lease(lease)?;
         Ok(Self { policy, owner, lease, limit, run: limit.min(16) })
     }
 

@@ -5,7 +5,9 @@
 use core::time::Duration;
 
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
-use twobox::{Claimed, Delivery, LeaseRef, Millis, Place, Reason, Renewed, Run, RunResult, Settled, Stale, StaleLease};
+use twobox::{
+    Claimed, Delivery, DeliveryPolicy, LeaseRef, Millis, Place, Reason, Renewed, Run, RunResult, Settled, Stale, StaleLease,
+};
 
 use crate::support::{ms, name};
 
@@ -504,7 +506,8 @@ fn a_relay_stops_when_all_is_settled() {
 #[test]
 fn a_lease_that_never_ends_is_not_renewed() {
     for lease in [Duration::MAX, Duration::MAX / 2, Duration::from_millis(u64::MAX)] {
-        let endless = RelaySettings { lease, ..settings() };
+        let policy = DeliveryPolicy { backoff_cap: Duration::MAX, ..DeliveryPolicy::default() }.checked().unwrap();
+        let endless = RelaySettings { lease, policy, ..settings() };
         let mut relay = Played { machine: RelayMachine::new(endless, START).unwrap(), now: START, token: 0 };
         let _ = relay.exchange();
         let run = Run { until: START + lease, ..relay.run("a", 1, false) };

@@ -314,7 +314,8 @@ fn claim_of_a_lane_that_is_due() {
         assert_eq!(decide(claim(&block, 10).run(most), &rows), expected);
     }
     // A lease that would end after the end of time ends there.
-    let forever = Claim::new(&block, name("me"), Duration::MAX, 10).unwrap();
+    let endless = DeliveryPolicy { backoff_cap: Duration::MAX, ..DeliveryPolicy::default() }.checked().unwrap();
+    let forever = Claim::new(&endless, name("me"), Duration::MAX, 10).unwrap();
     assert_eq!(decide(forever, &rows).unwrap().outcome.runs[0].until, Millis::MAX);
 }
 
@@ -1274,7 +1275,8 @@ proptest! {
     ) {
         let ms = Duration::from_millis(1);
         let (max_failures, max_starts) = (max_failures.clamp(1, u32::MAX - 1), max_starts.max(max_failures.saturating_add(2)));
-        let policy = DeliveryPolicy { backoff_base: ms, backoff_cap: ms, max_failures, max_starts, when_dead }.checked().unwrap();
+        let policy = DeliveryPolicy { backoff_base: ms, backoff_cap: Duration::MAX, max_failures, max_starts, when_dead };
+        let policy = policy.checked().unwrap();
         let request = request("2");
         let drafts = keys.into_iter().map(|key| draft().ordering_key(key));
         let leases = results.iter().map(|result| result.lease.clone());

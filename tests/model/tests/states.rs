@@ -78,7 +78,9 @@ fn rivals(faults: u8, ticks: u64) -> Scope {
 /// Relays that are the real machine, with leases of two ticks (P3, P4, P6, P8, F3, F11, F12, F15).
 fn machines(machines: u8, events: &[u8], faults: u8, ticks: u64) -> Scope {
     let requests = if events.iter().any(|event| *event >= 2) { 2 } else { 1 };
-    Scope { requests, events: events.into(), relays: 0, machines, faults, ticks, ..Scope::new() }
+    let scope = Scope { requests, events: events.into(), relays: 0, machines, faults, ticks, ..Scope::new() };
+    // No lease is longer than the longest backoff; the first one, of which there are no more, stays a tick.
+    scope.delivered(|policy| policy.backoff_cap = TICK * 2)
 }
 
 #[test]

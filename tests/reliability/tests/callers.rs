@@ -222,6 +222,7 @@ where
     let broker = Broker { came: &came, seed: Seed::new(round) };
     let mut settings = RelaySettings::new(Owner::new("relay-last").unwrap());
     settings.policy = patient();
+    settings.lease = settings.policy.backoff_cap;
     let mut relay = Relay::new(store, broker, settings, Millis::new(10_000_000)).unwrap();
     let last = (1..1_000)
         .map(|hour| relay.run_until_idle(Millis::new(10_000_000 + hour * 3_600_000)).unwrap())

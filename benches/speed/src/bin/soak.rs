@@ -40,7 +40,7 @@ fn main() {
 
     let mut data = Data::new("soak.csv", &[folder.path()], "orders,file bytes,resident bytes,rows purged");
     let (mut now, mut purged) = (Millis::new(1_000_000_000), 0);
-    let settings = RelaySettings { policy, ..RelaySettings::new(Owner::new("relay-1").unwrap()) };
+    let settings = RelaySettings { lease: policy.backoff_cap, policy, ..RelaySettings::new(Owner::new("relay-1").unwrap()) };
     let inbox = Inbox::new(&store, Consumer::new("loyalty").unwrap());
     let publisher = InProcess::new(inbox, |_, _: &Message| Ok::<_, Infallible>(Handled::Done));
     let mut relay = Relay::new(&store, publisher, settings, now).unwrap();

@@ -115,8 +115,13 @@ struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         let ten = Duration::from_secs(10);
-        let delivery =
-            DeliveryPolicy { backoff_base: ten, backoff_cap: ten, max_failures: 2, max_starts: 3, when_dead: WhenDead::Block };
+        let delivery = DeliveryPolicy {
+            backoff_base: ten,
+            backoff_cap: ten * 2,
+            max_failures: 2,
+            max_starts: 3,
+            when_dead: WhenDead::Block,
+        };
         let delivery = delivery.checked().unwrap();
         let kept = Retention { events: ten * 6, inbox: ten * 15, requests: ten * 6, ..Retention::default() };
         Self { kept: kept.checked(&delivery).unwrap(), delivery }
