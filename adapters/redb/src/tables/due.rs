@@ -171,6 +171,10 @@ fn write_block(
 ) -> Result<(), RedbError> {
     let (mut key, old) = block.unwrap_or_default();
     let known = !key.is_empty();
+    // If they are too many for one block, each gets the same share: the next one that comes finds room.
+    let bytes = |comes| moves.iter().filter(|moved| moved.comes == comes).map(|moved| 1 + moved.lane.len()).sum::<usize>();
+    let whole = (old.len() + bytes(true)).saturating_sub(bytes(false));
+    let share = whole.div_ceil(whole.div_ceil(FULL).max(1));
     let mut value = Vec::with_capacity(FULL + 8);
     let mut flush = |key: &[u8], value: &mut Vec<u8>| -> Result<(), RedbError> {
         Place::DUE.seal(key, value);
@@ -179,7 +183,7 @@ fn write_block(
         Ok(())
     };
     let mut push = |lane: &[u8]| {
-        if value.len() + 1 + lane.len() > FULL {
+        if !value.is_empty() && (value.len() >= share || value.len() + 1 + lane.len() > FULL) {
             flush(&key, &mut value)?;
             write_key(due, lane, &mut key);
         } else if key.is_empty() {
@@ -288,6 +292,14 @@ mod tests {
             moves.write(&mut table).unwrap();
             assert_eq!(table.len().unwrap(), blocks);
         }
+        // One by one, in any order: a block that is full becomes two with room.
+        for n in 0..256_u32 {
+            let mut moves = Moves::default();
+            moves.add(Millis::new(1), &OrderingKey::new(format!("order-{:06}", n.wrapping_mul(97) % 256)).unwrap(), true);
+            moves.write(&mut table).unwrap();
+        }
+        let blocks = table.len().unwrap();
+        assert!((4..=8).contains(&blocks), "{blocks} blocks");
     }
 
     /// What is there already does not come, and what is not there does not go.

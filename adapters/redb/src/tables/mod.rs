@@ -108,13 +108,7 @@ pub(crate) fn check_format(tx: &ReadTransaction) -> Result<(), RedbError> {
 /// Checks that this is a store, and that all of its tables are there.
 pub(crate) fn check(tx: &ReadTransaction) -> Result<(), RedbError> {
     check_format(tx)?;
-    for definition in ROWS {
-        tx.table(definition)?;
-    }
-    tx.table(PENDING)?;
-    tx.table(DEAD)?;
-    tx.table(DUE)?;
-    Ok(())
+    Ok(open_all(tx)?)
 }
 
 /// Makes a store of the database, in this transaction, unless it is one.
@@ -136,12 +130,17 @@ pub(crate) fn prepare(tx: &WriteTransaction) -> Result<(), RedbError> {
     let mut version = FORMAT_VERSION.to_be_bytes().to_vec();
     Place::META.seal(FORMAT, &mut version);
     meta.insert(FORMAT, version.as_slice())?;
+    Ok(open_all(tx)?)
+}
+
+/// Opens all tables, which creates them in a transaction that writes.
+fn open_all<S: Source>(source: &S) -> Result<(), TableError> {
     for definition in ROWS {
-        tx.table(definition)?;
+        source.table(definition)?;
     }
-    tx.table(PENDING)?;
-    tx.table(DEAD)?;
-    tx.table(DUE)?;
+    source.table(PENDING)?;
+    source.table(DEAD)?;
+    source.table(DUE)?;
     Ok(())
 }
 
