@@ -1,7 +1,9 @@
-//! The experiment: orders and their events, with faults at the points where programs lose things or do them twice.
+//! The experiment: orders and their events, with faults at the points where programs lose things or
+//! do them twice.
 //!
-//! A sender and a receiver have a store each. Each figure is counted from their tables, and each fault is real: what was being
-//! done ends where the fault strikes, and the rest goes on with what the stores hold.
+//! A sender and a receiver have a store each. Each figure is counted from their tables, and each
+//! fault is real: what was being done ends where the fault strikes, and the rest goes on with what
+//! the stores hold.
 //!
 //! ```text
 //! cargo run --example demo                      on redb, in temporary files
@@ -18,8 +20,9 @@ use std::time::Duration;
 
 use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Committed, Consumer, DeliveryState, Draft, Dump, EventId, Fingerprint, Handled, Inbox, Millis, OrderId,
-    OrderingKey, Owner, ParametersDiffer, Reason, Receipt, Record, Register, Request, RunError, Store, Table,
+    Body, CommitOrder, Committed, Consumer, DeliveryState, Draft, Dump, EventId, Fingerprint,
+    Handled, Inbox, Millis, OrderId, OrderingKey, Owner, ParametersDiffer, Reason, Receipt, Record,
+    Register, Request, RunError, Store, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -39,7 +42,10 @@ fn main() -> ExitCode {
     }
 }
 
-pub(crate) fn run(mut args: impl Iterator<Item = String>, out: &mut impl Write) -> Result<(), Failure> {
+pub(crate) fn run(
+    mut args: impl Iterator<Item = String>,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
     let (mut store, mut tables) = ("redb".to_string(), false);
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -118,8 +124,14 @@ impl Fault {
     }
 }
 
-/// The order of this request and its event in one commit, after its key was bound in a commit of its own.
-fn place<S: Store>(store: &S, request: &Request, now: Millis, planned: Option<Fault>) -> Result<Committed, Failure> {
+/// The order of this request and its event in one commit, after its key was bound in a commit of
+/// its own.
+fn place<S: Store>(
+    store: &S,
+    request: &Request,
+    now: Millis,
+    planned: Option<Fault>,
+) -> Result<Committed, Failure> {
     store.run(Register::new(request), now)?;
 
     let id = &request.key.id;
@@ -151,7 +163,8 @@ fn ask<S: Store>(store: &S, request: &Request, now: Millis) -> Result<&'static s
     }
 }
 
-/// Carries events to the receiver, in whose store the effect and the row of the inbox are one commit, and keeps its receipts.
+/// Carries events to the receiver, in whose store the effect and the row of the inbox are one
+/// commit, and keeps its receipts.
 struct Courier<'a, S> {
     inbox: Inbox<&'a S>,
     receipts: Vec<(EventId, Receipt)>,
@@ -176,14 +189,16 @@ impl<S: Store> Publisher for Courier<'_, S> {
     }
 }
 
-/// Delivers what is due. `receipt` is called when the receiver has committed, and the sender's store does not know it yet.
+/// Delivers what is due. `receipt` is called when the receiver has committed, and the sender's
+/// store does not know it yet.
 fn deliver<S: Store>(
     sender: &S,
     receiver: &S,
     now: Millis,
     mut receipt: impl FnMut(EventId, Receipt) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let courier = Courier { inbox: Inbox::new(receiver, Consumer::new("parcels")?), receipts: Vec::new() };
+    let courier =
+        Courier { inbox: Inbox::new(receiver, Consumer::new("parcels")?), receipts: Vec::new() };
     let settings = RelaySettings { lease: LEASE, ..RelaySettings::new(Owner::new("demo")?) };
     let mut relay = Relay::new(sender, courier, settings, now)?;
     // With nothing to do between the steps, this would be `relay.run_until_idle(now)?`.
@@ -229,7 +244,12 @@ struct Screen<'a, W> {
 }
 
 impl<W: Write> Screen<'_, W> {
-    fn step<S: Store>(&mut self, sender: &S, receiver: &S, line: impl Display) -> Result<(), Failure> {
+    fn step<S: Store>(
+        &mut self,
+        sender: &S,
+        receiver: &S,
+        line: impl Display,
+    ) -> Result<(), Failure> {
         writeln!(self.out, "{line}")?;
         if self.tables {
             writeln!(self.out, "\nsender\n------\n{}", Dump::of(&mut sender.view()?)?)?;
@@ -245,31 +265,50 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
     let (sender, receiver) = (S::create(&sender_file)?, S::create(&receiver_file)?);
     writeln!(screen.out, "{}", S::BANNER)?;
 
-    // The time is an input. Here it is the program's own, and stands still until a lease has to run out.
+    // The time is an input. Here it is the program's own, and stands still until a lease has to run
+    // out.
     let now = Millis::new(1_000);
-    let notebooks = |quantity: &str| Fingerprint::of([("item", "notebook"), ("quantity", quantity)]);
+    let notebooks =
+        |quantity: &str| Fingerprint::of([("item", "notebook"), ("quantity", quantity)]);
     let first = Request::new("customer-7", "req-001", notebooks("2"))?;
     let same_key = Request::new("customer-7", "req-001", notebooks("3"))?;
     let second = Request::new("customer-7", "req-002", notebooks("1"))?;
 
     Fault::BeforeCommit.must_end(place(&sender, &first, now, Some(Fault::BeforeCommit)))?;
     let Figures { orders, outbox, keys, .. } = Figures::of(&sender)?;
-    let line = format!("before commit failed: orders={orders} outbox={outbox} reserved_keys={keys}");
+    let line =
+        format!("before commit failed: orders={orders} outbox={outbox} reserved_keys={keys}");
     screen.step(&sender, &receiver, line)?;
 
     let verdict = ask(&sender, &same_key, now)?;
-    screen.step(&sender, &receiver, format!("same key, different parameters before order: {verdict}"))?;
+    screen.step(
+        &sender,
+        &receiver,
+        format!("same key, different parameters before order: {verdict}"),
+    )?;
 
     let order = place(&sender, &first, now, None)?.placed.order;
     let Figures { events, .. } = Figures::of(&sender)?;
-    screen.step(&sender, &receiver, format!("retry same request: order={order} events={events}"))?;
+    screen.step(
+        &sender,
+        &receiver,
+        format!("retry same request: order={order} events={events}"),
+    )?;
 
     place(&sender, &first, now, None)?;
     let Figures { orders, outbox, .. } = Figures::of(&sender)?;
-    screen.step(&sender, &receiver, format!("same request again: orders={orders} outbox={outbox}"))?;
+    screen.step(
+        &sender,
+        &receiver,
+        format!("same request again: orders={orders} outbox={outbox}"),
+    )?;
 
     let verdict = ask(&sender, &same_key, now)?;
-    screen.step(&sender, &receiver, format!("same key, different parameters after order: {verdict}"))?;
+    screen.step(
+        &sender,
+        &receiver,
+        format!("same key, different parameters after order: {verdict}"),
+    )?;
 
     Fault::AnswerLost.must_end(place(&sender, &second, now, Some(Fault::AnswerLost)))?;
     let Figures { orders, .. } = Figures::of(&sender)?;
@@ -277,7 +316,11 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
 
     place(&sender, &second, now, None)?;
     let Figures { orders, outbox, .. } = Figures::of(&sender)?;
-    screen.step(&sender, &receiver, format!("retry after lost response: orders={orders} outbox={outbox}"))?;
+    screen.step(
+        &sender,
+        &receiver,
+        format!("retry after lost response: orders={orders} outbox={outbox}"),
+    )?;
 
     let lost = |_, _| Err(Fault::ConfirmationLost.into());
     Fault::ConfirmationLost.must_end(deliver(&sender, &receiver, now, lost))?;
@@ -287,9 +330,14 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
 
     let (sender, receiver) = (sender.reopen(&sender_file)?, receiver.reopen(&receiver_file)?);
     let (effects, pending) = (Figures::of(&receiver)?.effects, Figures::of(&sender)?.pending);
-    screen.step(&sender, &receiver, format!("after reconnect: pending={pending} local_effects={effects}"))?;
+    screen.step(
+        &sender,
+        &receiver,
+        format!("after reconnect: pending={pending} local_effects={effects}"),
+    )?;
 
-    // Nobody settled the lease of the delivery that broke off, so its events come again once it has run out.
+    // Nobody settled the lease of the delivery that broke off, so its events come again once it has
+    // run out.
     deliver(&sender, &receiver, now + LEASE, |event, receipt| {
         let effect = match receipt {
             Receipt::Applied => "applied",
@@ -302,12 +350,18 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
 
     let Figures { orders, pending, .. } = Figures::of(&sender)?;
     let Figures { inbox, effects, .. } = Figures::of(&receiver)?;
-    let line = format!("finished: orders={orders} pending={pending} inbox={inbox} local_effects={effects}");
+    let line = format!(
+        "finished: orders={orders} pending={pending} inbox={inbox} local_effects={effects}"
+    );
     screen.step(&sender, &receiver, line)?;
 
     drop((sender, receiver));
     let path = dir.path().to_path_buf();
     dir.close()?;
-    writeln!(screen.out, "temporary files cleaned up: {}", if path.exists() { "False" } else { "True" })?;
+    writeln!(
+        screen.out,
+        "temporary files cleaned up: {}",
+        if path.exists() { "False" } else { "True" }
+    )?;
     Ok(())
 }

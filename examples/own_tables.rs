@@ -1,7 +1,9 @@
-//! Stock and order in one commit: a table of the program's own beside those of twobox, in the same transaction of redb.
+//! Stock and order in one commit: a table of the program's own beside those of twobox, in the same
+//! transaction of redb.
 //!
-//! There are two ways. Either twobox begins the transaction and the program writes in it, or the program begins it and lends it to
-//! twobox. Either way an order without stock leaves nothing: no order, no event, no change of the stock.
+//! There are two ways. Either twobox begins the transaction and the program writes in it, or the
+//! program begins it and lends it to twobox. Either way an order without stock leaves nothing: no
+//! order, no event, no change of the stock.
 //!
 //! ```text
 //! cargo run --example own_tables
@@ -11,7 +13,10 @@ use std::error::Error;
 use std::io::{self, Write};
 
 use redb::{ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
-use twobox::{Body, CommitOrder, Draft, Dump, Fingerprint, Millis, OrderId, Reader, Request, Store, Table, Tables};
+use twobox::{
+    Body, CommitOrder, Draft, Dump, Fingerprint, Millis, OrderId, Reader, Request, Store, Table,
+    Tables,
+};
 use twobox_redb::{Lent, RedbStore};
 
 type Failure = Box<dyn Error>;
@@ -44,8 +49,14 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// twobox begins the transaction and commits it, unless this ends with an error; the program's table is reached through `redb()`.
-fn sell_in_our_transaction(store: &RedbStore, id: &str, quantity: u64, now: Millis) -> Result<(), Failure> {
+/// twobox begins the transaction and commits it, unless this ends with an error; the program's
+/// table is reached through `redb()`.
+fn sell_in_our_transaction(
+    store: &RedbStore,
+    id: &str,
+    quantity: u64,
+    now: Millis,
+) -> Result<(), Failure> {
     let request = request(id, quantity)?;
     let order = order(&request)?;
     store.write(now, |tx| {
@@ -55,8 +66,14 @@ fn sell_in_our_transaction(store: &RedbStore, id: &str, quantity: u64, now: Mill
     Ok(())
 }
 
-/// The program begins the transaction and commits it, or drops it and so rolls it back; twobox runs in it.
-fn sell_in_your_transaction(store: &RedbStore, id: &str, quantity: u64, now: Millis) -> Result<(), Failure> {
+/// The program begins the transaction and commits it, or drops it and so rolls it back; twobox runs
+/// in it.
+fn sell_in_your_transaction(
+    store: &RedbStore,
+    id: &str,
+    quantity: u64,
+    now: Millis,
+) -> Result<(), Failure> {
     let request = request(id, quantity)?;
     let tx = store.database().begin_write()?;
     Lent::new(&tx)?.run(order(&request)?, now)?;
@@ -73,7 +90,12 @@ fn request(id: &str, quantity: u64) -> Result<Request, Failure> {
 fn order(request: &Request) -> Result<CommitOrder<'_>, Failure> {
     let body = Body::text(request.fingerprint.summary())?;
     let event = Draft::new("order.created", body.clone())?;
-    Ok(CommitOrder::new(request, OrderId::new(format!("order:{}", request.key.id))?, body, [event])?)
+    Ok(CommitOrder::new(
+        request,
+        OrderId::new(format!("order:{}", request.key.id))?,
+        body,
+        [event],
+    )?)
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +108,10 @@ struct OutOfStock {
 fn take_from_stock(tx: &WriteTransaction, quantity: u64) -> Result<(), Failure> {
     let mut stock = tx.open_table(STOCK)?;
     let left = stock.get("notebook")?.map_or(0, |left| left.value());
-    stock.insert("notebook", left.checked_sub(quantity).ok_or(OutOfStock { wanted: quantity, left })?)?;
+    stock.insert(
+        "notebook",
+        left.checked_sub(quantity).ok_or(OutOfStock { wanted: quantity, left })?,
+    )?;
     Ok(())
 }
 
@@ -96,7 +121,16 @@ fn refused(out: &mut impl Write, result: Result<(), Failure>) -> Result<(), Fail
 }
 
 fn figures(store: &RedbStore) -> Result<String, Failure> {
-    let stock = store.database().begin_read()?.open_table(STOCK)?.get("notebook")?.map_or(0, |left| left.value());
+    let stock = store
+        .database()
+        .begin_read()?
+        .open_table(STOCK)?
+        .get("notebook")?
+        .map_or(0, |left| left.value());
     let dump = Dump::of(&mut store.view()?)?;
-    Ok(format!("stock={stock} orders={} events={}", dump.count(Table::Orders), dump.count(Table::Events)))
+    Ok(format!(
+        "stock={stock} orders={} events={}",
+        dump.count(Table::Orders),
+        dump.count(Table::Events)
+    ))
 }

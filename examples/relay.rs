@@ -1,7 +1,8 @@
 //! Points for orders: two orders go to a broker that fails once, and one message arrives twice.
 //!
-//! The points are a table of the consumer's own, in the store that holds its inbox: the row of the inbox and the points are one
-//! commit, so a message that comes again adds nothing. All figures are counted from the tables.
+//! The points are a table of the consumer's own, in the store that holds its inbox: the row of the
+//! inbox and the points are one commit, so a message that comes again adds nothing. All figures are
+//! counted from the tables.
 //!
 //! ```text
 //! cargo run --example relay
@@ -14,8 +15,8 @@ use redb::{ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use serde_json::{Value, json};
 use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Fingerprint, Handled, Inbox, Millis, OrderId,
-    OrderingKey, Owner, Reader, Reason, Record, Request, Store, Table,
+    Body, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Fingerprint, Handled,
+    Inbox, Millis, OrderId, OrderingKey, Owner, Reader, Reason, Record, Request, Store, Table,
 };
 use twobox_redb::RedbStore;
 
@@ -43,7 +44,8 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "orders={} outbox={}", dump.count(Table::Orders), dump.count(Table::Outbox))?;
 
     let mut broker = Broker { failures_left: 1, sent: Vec::new() };
-    let mut relay = Relay::new(&shop, &mut broker, RelaySettings::new(Owner::new("relay-1")?), now)?;
+    let mut relay =
+        Relay::new(&shop, &mut broker, RelaySettings::new(Owner::new("relay-1")?), now)?;
     let confirmed = relay.run_until_idle(now)?.confirmed;
     writeln!(out, "broker fails: confirmed={confirmed} {}", outbox(&shop)?)?;
     // The failed event waits for its backoff, and the other one of the same user behind it.
@@ -59,7 +61,11 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
             add_points(tx.redb(), &message.event.body)?;
             Ok::<_, Failure>(Handled::Done)
         })?;
-        writeln!(out, "message {} of order {}: {receipt:?}", message.event.id, message.event.order)?;
+        writeln!(
+            out,
+            "message {} of order {}: {receipt:?}",
+            message.event.id, message.event.order
+        )?;
     }
     let points = loyalty.database().begin_read()?.open_table(POINTS)?;
     for row in points.iter()? {
@@ -73,7 +79,8 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
 fn order(request: &Request, user: u64, amount: u64) -> Result<CommitOrder<'_>, Failure> {
     let id = OrderId::new(format!("order-{}", request.key.id))?;
     let body = Body::json(json!({ "user": user, "amount": amount }).to_string())?;
-    let event = Draft::new("order.created", body.clone())?.ordering_key(OrderingKey::new(format!("user-{user}"))?);
+    let event = Draft::new("order.created", body.clone())?
+        .ordering_key(OrderingKey::new(format!("user-{user}"))?);
     Ok(CommitOrder::new(request, id, body, [event])?)
 }
 
@@ -88,7 +95,13 @@ fn place(shop: &RedbStore, id: &str, user: u64, amount: u64, now: Millis) -> Res
     Ok(())
 }
 
-fn place_and_break_off(shop: &RedbStore, id: &str, user: u64, amount: u64, now: Millis) -> Result<(), Failure> {
+fn place_and_break_off(
+    shop: &RedbStore,
+    id: &str,
+    user: u64,
+    amount: u64,
+    now: Millis,
+) -> Result<(), Failure> {
     let request = request(id, user, amount)?;
     let order = order(&request, user, amount)?;
     shop.write(now, |tx| {
@@ -136,7 +149,10 @@ fn outbox(shop: &RedbStore) -> Result<String, Failure> {
 /// Adds the points of an order to those of its user.
 fn add_points(tx: &WriteTransaction, order: &Body) -> Result<(), Failure> {
     let order: Value = serde_json::from_slice(order.bytes())?;
-    let (user, amount) = order["user"].as_u64().zip(order["amount"].as_u64()).ok_or("an order has a user and an amount")?;
+    let (user, amount) = order["user"]
+        .as_u64()
+        .zip(order["amount"].as_u64())
+        .ok_or("an order has a user and an amount")?;
     let mut points = tx.open_table(POINTS)?;
     let before = points.get(user)?.map_or(0, |points| points.value());
     points.insert(user, before + amount / 100)?;

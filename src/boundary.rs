@@ -3,11 +3,14 @@
 //! Every operation on tables is a [`Transition`] in three steps:
 //!
 //! 1. **query**: it says which rows it must see, as a [`Query`];
-//! 2. **decide**: a pure function of the operation, the time and those rows gives a [`Batch`] of guarded changes and an outcome, or a refusal;
-//! 3. **apply**: the adapter writes the batch in the transaction that it read in, and whoever owns the transaction commits.
+//! 2. **decide**: a pure function of the operation, the time and those rows gives a [`Batch`] of
+//!    guarded changes and an outcome, or a refusal;
+//! 3. **apply**: the adapter writes the batch in the transaction that it read in, and whoever owns
+//!    the transaction commits.
 //!
-//! The core never commits, so an outcome is provisional until the owner of the transaction has committed.
-//! Each change carries what it expects to find. Batches are sorted and name each key once, so that locks are taken in one order.
+//! The core never commits, so an outcome is provisional until the owner of the transaction has
+//! committed. Each change carries what it expects to find. Batches are sorted and name each key
+//! once, so that locks are taken in one order.
 
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -17,7 +20,8 @@ use core::mem::swap;
 use crate::event::Event;
 use crate::ids::{EventId, Invalid, OrderingKey};
 use crate::table::{
-    CallRow, InboxRow, Key, LaneRow, OrderRow, OutboxRow, Parts, PositionRow, Record, RequestRow, Revision, Stored, Table,
+    CallRow, InboxRow, Key, LaneRow, OrderRow, OutboxRow, Parts, PositionRow, Record, RequestRow,
+    Revision, Stored, Table,
 };
 use crate::time::Millis;
 
@@ -31,16 +35,19 @@ pub trait Transition {
     /// What it must see to decide.
     fn query(&self, now: Millis) -> Query;
 
-    /// Decides over the answer to [`Transition::query`]. The same input always gives the same result.
+    /// Decides over the answer to [`Transition::query`]. The same input always gives the same
+    /// result.
     ///
     /// # Errors
     ///
     /// The refusal, if the rules do not allow the operation.
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Self::Outcome>, Self::Refusal>;
 
-    /// Whether a crash may undo it, after its commit, without breaking a promise: it is then done again. So a claim whose lease is gone, or a
-    /// settlement, after which the event is delivered once more (P3) and the inbox absorbs it (P5). The starts and failures that it counted are
-    /// lost with it (F4). A store may be told not to make such a commit durable at once. `false` if not said otherwise.
+    /// Whether a crash may undo it, after its commit, without breaking a promise: it is then done
+    /// again. So a claim whose lease is gone, or a settlement, after which the event is delivered
+    /// once more (P3) and the inbox absorbs it (P5). The starts and failures that it counted are
+    /// lost with it (F4). A store may be told not to make such a commit durable at once. `false` if
+    /// not said otherwise.
     fn may_be_lost(&self) -> bool {
         false
     }
@@ -72,16 +79,19 @@ pub struct Decision<O> {
     pub outcome: O,
 }
 
-/// A question that a store answers. All answers are [`Rows`]; each variant says which, and in which order. Where a lane is followed by its pending
-/// outbox rows, a store need not look for more than the lane can have: [`LaneRow::pending_at_most`].
+/// A question that a store answers. All answers are [`Rows`]; each variant says which, and in which
+/// order. Where a lane is followed by its pending outbox rows, a store need not look for more than
+/// the lane can have: [`LaneRow::pending_at_most`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Query {
-    /// These rows. Answer: those that exist, in the order of their keys. A store may lock the rows, or the places where they would be.
+    /// These rows. Answer: those that exist, in the order of their keys. A store may lock the rows,
+    /// or the places where they would be.
     Rows(Keys),
-    /// Which lanes can be claimed. Answer: the lanes with `due` at or before `now`, ordered by (`due`, ordering key), at most `lanes`.
-    /// Each lane is followed by its first pending outbox rows in the order of their sequence, at most `run`. After the lane with which the
-    /// answer has come to `events` outbox rows, there is none. If the answer is not cut by `lanes` or `events`, the first lane that
-    /// is due later comes last, without outbox rows.
+    /// Which lanes can be claimed. Answer: the lanes with `due` at or before `now`, ordered by
+    /// (`due`, ordering key), at most `lanes`. Each lane is followed by its first pending outbox
+    /// rows in the order of their sequence, at most `run`. After the lane with which the answer has
+    /// come to `events` outbox rows, there is none. If the answer is not cut by `lanes` or
+    /// `events`, the first lane that is due later comes last, without outbox rows.
     Due {
         /// The time that `due` is compared with.
         now: Millis,
@@ -92,34 +102,39 @@ pub enum Query {
         /// With how many outbox rows there is enough. 0: the answer is empty.
         events: usize,
     },
-    /// Lanes by name; the names are sorted, each once. Answer: those that exist, in the order of the keys; each is followed by its first pending outbox rows in the
-    /// order of their sequence, at most as many as asked for it.
+    /// Lanes by name; the names are sorted, each once. Answer: those that exist, in the order of
+    /// the keys; each is followed by its first pending outbox rows in the order of their sequence,
+    /// at most as many as asked for it.
     Lanes(Vec<(OrderingKey, usize)>),
-    /// Events by id, to change how they are delivered. Answer: the outbox rows that exist, in the order of the ids, and then, in the
-    /// order of the keys, each lane that one of them stands in, followed by its first pending outbox rows, at most `run`.
+    /// Events by id, to change how they are delivered. Answer: the outbox rows that exist, in the
+    /// order of the ids, and then, in the order of the keys, each lane that one of them stands in,
+    /// followed by its first pending outbox rows, at most `run`.
     Deliveries {
         /// The ids, sorted, each once.
         events: Vec<EventId>,
         /// How many pending outbox rows at most for each lane.
         run: usize,
     },
-    /// Pending events, to walk through them. Answer: the outbox rows of pending events in the order of (lane, sequence), after this
-    /// place, at most `limit`; before the first row of each lane stands the row of the lane.
+    /// Pending events, to walk through them. Answer: the outbox rows of pending events in the order
+    /// of (lane, sequence), after this place, at most `limit`; before the first row of each lane
+    /// stands the row of the lane.
     Pending {
-        /// Only places after this one, compared by lane, then sequence, then id. There need not be an event: one with the same lane and
-        /// sequence and a later id comes after it.
+        /// Only places after this one, compared by lane, then sequence, then id. There need not be
+        /// an event: one with the same lane and sequence and a later id comes after it.
         after: Option<(OrderingKey, u64, EventId)>,
         /// How many outbox rows at most.
         limit: usize,
     },
-    /// Dead events. Answer: the outbox rows of dead events, in the order of their ids, after this id, at most `limit`.
+    /// Dead events. Answer: the outbox rows of dead events, in the order of their ids, after this
+    /// id, at most `limit`.
     Dead {
         /// Only ids after this one.
         after: Option<EventId>,
         /// How many at most.
         limit: usize,
     },
-    /// A part of a table, to walk through it. Answer: its rows in the order of their keys, after this key, at most `limit`.
+    /// A part of a table, to walk through it. Answer: its rows in the order of their keys, after
+    /// this key, at most `limit`.
     Walk {
         /// The table.
         table: Table,
@@ -212,14 +227,19 @@ impl Rows {
     /// The outbox rows at the beginning of the answer.
     pub(crate) fn outbox(&self) -> impl Iterator<Item = (&EventId, &OutboxRow, Revision)> {
         self.0.iter().map_while(|stored| {
-            if let Record::Outbox(id, row) = &stored.record { Some((id, row, stored.revision)) } else { None }
+            if let Record::Outbox(id, row) = &stored.record {
+                Some((id, row, stored.revision))
+            } else {
+                None
+            }
         })
     }
 
     /// A lane in an answer that is in the order of the keys.
     pub(crate) fn lane(&self, key: &OrderingKey) -> Option<(&LaneRow, Revision)> {
         let wanted = (Table::Lanes, key.as_str(), "");
-        let stored = &self.0[self.0.binary_search_by(|stored| stored.record.parts().cmp(&wanted)).ok()?];
+        let stored =
+            &self.0[self.0.binary_search_by(|stored| stored.record.parts().cmp(&wanted)).ok()?];
         if let Record::Lane(_, row) = &stored.record { Some((row, stored.revision)) } else { None }
     }
 
@@ -238,11 +258,18 @@ impl Rows {
     /// The lanes in the answer, each with the outbox rows that follow it.
     pub(crate) fn lanes(&self) -> impl Iterator<Item = LaneView<'_>> {
         let starts = self.0.iter().enumerate().filter_map(|(at, stored)| {
-            if let Record::Lane(key, row) = &stored.record { Some((at, key, row, stored.revision)) } else { None }
+            if let Record::Lane(key, row) = &stored.record {
+                Some((at, key, row, stored.revision))
+            } else {
+                None
+            }
         });
         starts.map(|(at, key, row, revision)| {
             let rest = &self.0[at + 1..];
-            let end = rest.iter().position(|stored| !matches!(stored.record, Record::Outbox(..))).unwrap_or(rest.len());
+            let end = rest
+                .iter()
+                .position(|stored| !matches!(stored.record, Record::Outbox(..)))
+                .unwrap_or(rest.len());
             LaneView { key, row, revision, pending: &rest[..end] }
         })
     }
@@ -257,17 +284,27 @@ pub(crate) struct LaneView<'a> {
     pending: &'a [Stored],
 }
 
-/// The lane with this key, if it is there, in an answer with lanes in the order of their keys; to be asked for in that order too.
-pub(crate) fn seek<'a>(lanes: &mut Peekable<impl Iterator<Item = LaneView<'a>>>, key: &OrderingKey) -> Option<LaneView<'a>> {
+/// The lane with this key, if it is there, in an answer with lanes in the order of their keys; to
+/// be asked for in that order too.
+pub(crate) fn seek<'a>(
+    lanes: &mut Peekable<impl Iterator<Item = LaneView<'a>>>,
+    key: &OrderingKey,
+) -> Option<LaneView<'a>> {
     while lanes.next_if(|lane| lane.key < key).is_some() {}
     lanes.peek().copied().filter(|lane| lane.key == key)
 }
 
 impl<'a> LaneView<'a> {
     /// Its first pending events, in order.
-    pub(crate) fn pending(self) -> impl Iterator<Item = (&'a EventId, &'a OutboxRow, Revision)> + Clone {
+    pub(crate) fn pending(
+        self,
+    ) -> impl Iterator<Item = (&'a EventId, &'a OutboxRow, Revision)> + Clone {
         self.pending.iter().filter_map(|stored| {
-            if let Record::Outbox(id, row) = &stored.record { Some((id, row, stored.revision)) } else { None }
+            if let Record::Outbox(id, row) = &stored.record {
+                Some((id, row, stored.revision))
+            } else {
+                None
+            }
         })
     }
 }
@@ -377,7 +414,10 @@ impl Batch {
     pub fn of(changes: Vec<Change>) -> Result<Self, Invalid> {
         let batch = Self(changes).in_order();
         match batch.0.windows(2).find(|pair| pair[0].parts() == pair[1].parts()) {
-            Some(pair) => Err(Invalid::Twice { field: "the key of a change", value: pair[0].key().to_string().into() }),
+            Some(pair) => Err(Invalid::Twice {
+                field: "the key of a change",
+                value: pair[0].key().to_string().into(),
+            }),
             None => Ok(batch),
         }
     }
@@ -396,7 +436,8 @@ impl Batch {
         self.0.push(Change::Put { expect: Expect::Revision(expect), record });
     }
 
-    /// Adds the changes of another batch, of another table: if both are in order, so are they together.
+    /// Adds the changes of another batch, of another table: if both are in order, so are they
+    /// together.
     pub(crate) fn append(&mut self, mut other: Self) {
         if other.0.first().map(Change::parts) < self.0.first().map(Change::parts) {
             swap(self, &mut other);
@@ -418,7 +459,10 @@ impl Batch {
 impl<O> Decision<O> {
     pub(crate) fn new(batch: Batch, outcome: O) -> Self {
         let batch = batch.in_order();
-        debug_assert!(batch.0.windows(2).all(|pair| pair[0].parts() < pair[1].parts()), "a batch names a key twice");
+        debug_assert!(
+            batch.0.windows(2).all(|pair| pair[0].parts() < pair[1].parts()),
+            "a batch names a key twice"
+        );
         Self { batch, outcome }
     }
 

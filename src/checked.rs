@@ -1,10 +1,13 @@
-//! Settings that have been found to go together: what is refused when settings are made cannot be used later (P7, F10).
+//! Settings that have been found to go together: what is refused when settings are made cannot be
+//! used later (P7, F10).
 
 use core::ops::Deref;
 
-/// Settings that have passed their check, which is the only way to get them: [`DeliveryPolicy::checked`](crate::DeliveryPolicy::checked),
-/// [`RelaySettings::checked`](crate::relay::RelaySettings::checked) and [`Retention::checked`](crate::Retention::checked). They can be
-/// read, but not changed; to change them, clone the settings inside and have them checked again.
+/// Settings that have passed their check, which is the only way to get them:
+/// [`DeliveryPolicy::checked`](crate::DeliveryPolicy::checked),
+/// [`RelaySettings::checked`](crate::relay::RelaySettings::checked) and
+/// [`Retention::checked`](crate::Retention::checked). They can be read, but not changed; to change
+/// them, clone the settings inside and have them checked again.
 ///
 /// ```
 /// use twobox::{Checked, DeliveryPolicy};

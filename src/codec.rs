@@ -1,9 +1,12 @@
-//! Rows as bytes, for stores that keep bytes: the format of version [`FORMAT_VERSION`](crate::FORMAT_VERSION).
+//! Rows as bytes, for stores that keep bytes: the format of version
+//! [`FORMAT_VERSION`](crate::FORMAT_VERSION).
 //!
-//! Keys sort as bytes in the order of [`Key`]: their texts, which have no control characters, are joined by a NUL.
-//! Values are a revision and the fields of the row; numbers are LEB128, times are 8 bytes in big endian, texts and bytes have their length before them.
-//! What is read is checked as strictly as what is given to a constructor, so damaged bytes end in [`Damaged`] and not in a wrong row.
-//! That a value belongs to its key, and was not changed elsewhere, is for a checksum of the adapter to find out.
+//! Keys sort as bytes in the order of [`Key`]: their texts, which have no control characters, are
+//! joined by a NUL. Values are a revision and the fields of the row; numbers are LEB128, times are
+//! 8 bytes in big endian, texts and bytes have their length before them. What is read is checked as
+//! strictly as what is given to a constructor, so damaged bytes end in [`Damaged`] and not in a
+//! wrong row. That a value belongs to its key, and was not changed elsewhere, is for a checksum of
+//! the adapter to find out.
 
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
@@ -15,8 +18,8 @@ use crate::event::{Body, Event, Headers};
 use crate::fingerprint::{Digest, Fingerprint};
 use crate::ids::{Name, OrderingKey, Reason, RequestKey};
 use crate::table::{
-    CallRow, CallState, DeliveryState, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, Placed,
-    PositionRow, Record, RequestRow, Revision, Stored, Table,
+    CallRow, CallState, DeliveryState, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease,
+    OrderRow, OutboxRow, Placed, PositionRow, Record, RequestRow, Revision, Stored, Table,
 };
 use crate::time::Millis;
 
@@ -39,7 +42,9 @@ pub fn encode_key(key: &Key, out: &mut Vec<u8>) {
         Key::Order(id) => (id.as_str(), None),
         Key::Event(id) | Key::Outbox(id) => (id.as_str(), None),
         Key::Lane(key) => (key.as_str(), None),
-        Key::Inbox(consumer, id) | Key::Effect(consumer, id) | Key::Call(consumer, id) => (consumer.as_str(), Some(id.as_str())),
+        Key::Inbox(consumer, id) | Key::Effect(consumer, id) | Key::Call(consumer, id) => {
+            (consumer.as_str(), Some(id.as_str()))
+        }
         Key::Position(consumer, key) => (consumer.as_str(), Some(key.as_str())),
     };
     out.extend_from_slice(first.as_bytes());
@@ -49,7 +54,8 @@ pub fn encode_key(key: &Key, out: &mut Vec<u8>) {
     }
 }
 
-/// A part of the index: entries of one kind, which stand together and in the order of their question.
+/// A part of the index: entries of one kind, which stand together and in the order of their
+/// question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IndexPart<'a> {
     /// All of [`IndexEntry::Due`], by time.
@@ -80,10 +86,12 @@ pub fn encode_index_part(part: IndexPart<'_>, out: &mut Vec<u8>) {
 #[must_use]
 pub fn is_in_index_part(part: IndexPart<'_>, entry: &[u8]) -> bool {
     match (part, entry.split_first()) {
-        (IndexPart::Due, Some((1, _))) | (IndexPart::AllPending, Some((2, _))) | (IndexPart::Dead, Some((3, _))) => true,
-        (IndexPart::Pending(lane), Some((2, rest))) => {
-            rest.strip_prefix(lane.as_str().as_bytes()).is_some_and(|rest| rest.first() == Some(&SEPARATOR))
-        }
+        (IndexPart::Due, Some((1, _)))
+        | (IndexPart::AllPending, Some((2, _)))
+        | (IndexPart::Dead, Some((3, _))) => true,
+        (IndexPart::Pending(lane), Some((2, rest))) => rest
+            .strip_prefix(lane.as_str().as_bytes())
+            .is_some_and(|rest| rest.first() == Some(&SEPARATOR)),
         (_, _) => false,
     }
 }
@@ -119,13 +127,17 @@ fn split_index_entry(bytes: &[u8]) -> Result<IndexBytes<'_>, Damaged> {
     let table = if bytes.first() == Some(&1) { Table::Lanes } else { Table::Outbox };
     let damaged = |what: &str| Damaged { table, what: what.to_string() };
     let number = |bytes| -> Result<(u64, &[u8]), Damaged> {
-        let (number, rest) = <[u8]>::split_first_chunk(bytes).ok_or_else(|| damaged("a short number in its index"))?;
+        let (number, rest) = <[u8]>::split_first_chunk(bytes)
+            .ok_or_else(|| damaged("a short number in its index"))?;
         Ok((u64::from_be_bytes(*number), rest))
     };
     match bytes.split_first() {
         Some((1, rest)) => number(rest).map(|(due, lane)| IndexBytes::Due(due, lane)),
         Some((2, rest)) => {
-            let end = rest.iter().position(|byte| *byte == SEPARATOR).ok_or_else(|| damaged("no separator in its index"))?;
+            let end = rest
+                .iter()
+                .position(|byte| *byte == SEPARATOR)
+                .ok_or_else(|| damaged("no separator in its index"))?;
             let (sequence, id) = number(&rest[end + 1..])?;
             Ok(IndexBytes::Pending(&rest[..end], sequence, id))
         }
@@ -163,7 +175,8 @@ pub fn indexed_row(bytes: &[u8]) -> Result<(Table, &[u8]), Damaged> {
 
 /// A name that fills the bytes.
 fn name<T: Name>(table: Table, bytes: &[u8]) -> Result<T, Damaged> {
-    let text = core::str::from_utf8(bytes).map_err(|error| Damaged { table, what: error.to_string() })?;
+    let text =
+        core::str::from_utf8(bytes).map_err(|error| Damaged { table, what: error.to_string() })?;
     T::try_from(text).map_err(|invalid| Damaged { table, what: invalid.to_string() })
 }
 
@@ -275,8 +288,8 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
     Decoder::default().decode(table, key, value)
 }
 
-/// Reads rows that belong together, one after the other: names that come again soon, such as a lane in its events, are checked once and
-/// share their memory.
+/// Reads rows that belong together, one after the other: names that come again soon, such as a lane
+/// in its events, are checked once and share their memory.
 #[derive(Debug, Default)]
 pub struct Decoder {
     /// The names that were read last, and where the next one goes.
@@ -297,7 +310,8 @@ impl Decoder {
     /// A name that fills the bytes.
     fn name<T: Name>(&mut self, table: Table, bytes: &[u8]) -> Result<T, Damaged> {
         if bytes.len() <= T::MAX
-            && let Some(known) = self.recent.iter().flatten().find(|known| known.as_bytes() == bytes)
+            && let Some(known) =
+                self.recent.iter().flatten().find(|known| known.as_bytes() == bytes)
         {
             return Ok(T::of_checked(known.clone()));
         }
@@ -310,7 +324,8 @@ impl Decoder {
     /// Two names with a separator between them.
     fn pair<A: Name, B: Name>(&mut self, table: Table, key: &[u8]) -> Result<(A, B), Damaged> {
         let end = key.iter().position(|byte| *byte == SEPARATOR);
-        let end = end.ok_or_else(|| Damaged { table, what: "no separator in its key".to_string() })?;
+        let end =
+            end.ok_or_else(|| Damaged { table, what: "no separator in its key".to_string() })?;
         Ok((self.name(table, &key[..end])?, self.name(table, &key[end + 1..])?))
     }
 }
@@ -338,7 +353,10 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
         Table::Orders => {
             let id = value.names.name(table, key)?;
             let request = RequestKey { scope: value.name()?, id: value.name()? };
-            Record::Order(id, OrderRow { request, committed_at: value.time()?, body: value.body()? })
+            Record::Order(
+                id,
+                OrderRow { request, committed_at: value.time()?, body: value.body()? },
+            )
         }
         Table::Events => Record::Event(Event {
             id: value.names.name(table, key)?,
@@ -353,7 +371,9 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
                 if !pairs.is_sorted_by_key(|(name, _)| *name) {
                     return Err(value.damaged("headers that are not in their order"));
                 }
-                let headers = pairs.into_iter().try_fold(Headers::new(), |headers, (name, value)| headers.with(name, value));
+                let headers = pairs
+                    .into_iter()
+                    .try_fold(Headers::new(), |headers, (name, value)| headers.with(name, value));
                 headers.map_err(|invalid| value.damaged(invalid))?
             },
             body: value.body()?,
@@ -374,7 +394,10 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
                     2 => DeliveryState::Dead(value.time()?),
                     3 => DeliveryState::Discarded(value.time()?),
                     4 => DeliveryState::Cancelled(value.time()?),
-                    other => return Err(value.damaged(alloc::format!("no delivery state has the number {other}"))),
+                    other => {
+                        return Err(value
+                            .damaged(alloc::format!("no delivery state has the number {other}")));
+                    }
                 },
                 reason: value.option(Parser::reason)?,
             },
@@ -387,8 +410,13 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
                 due: value.option(Parser::time)?,
                 starts: value.small()?,
                 token: value.number()?,
-                lease: value
-                    .option(|value| Ok(Lease { owner: value.name()?, until: value.time()?, through: value.number()? }))?,
+                lease: value.option(|value| {
+                    Ok(Lease {
+                        owner: value.name()?,
+                        until: value.time()?,
+                        through: value.number()?,
+                    })
+                })?,
                 blocked_by: value.option(Parser::name)?,
                 begun: value.time()?,
                 changed_at: value.time()?,
@@ -403,7 +431,11 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
                     0 => InboxState::Applied,
                     1 => InboxState::Failing,
                     2 => InboxState::Poisoned,
-                    other => return Err(value.damaged(alloc::format!("no inbox state has the number {other}"))),
+                    other => {
+                        return Err(
+                            value.damaged(alloc::format!("no inbox state has the number {other}"))
+                        );
+                    }
                 },
                 failures: value.small()?,
                 reason: value.option(Parser::reason)?,
@@ -430,9 +462,18 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
                 1 => CallState::Started,
                 2 => CallState::Done,
                 3 => CallState::Unknown,
-                other => return Err(value.damaged(alloc::format!("no call state has the number {other}"))),
+                other => {
+                    return Err(
+                        value.damaged(alloc::format!("no call state has the number {other}"))
+                    );
+                }
             };
-            let row = CallRow { state, at: value.time()?, starts: value.small()?, note: value.option(Parser::reason)? };
+            let row = CallRow {
+                state,
+                at: value.time()?,
+                starts: value.small()?,
+                note: value.option(Parser::reason)?,
+            };
             Record::Call(consumer, id, row)
         }
     };
@@ -504,7 +545,8 @@ impl<'a> Parser<'a, '_> {
     }
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], Damaged> {
-        let (taken, rest) = self.rest.split_at_checked(length).ok_or_else(|| self.damaged("it ends too early"))?;
+        let (taken, rest) =
+            self.rest.split_at_checked(length).ok_or_else(|| self.damaged("it ends too early"))?;
         self.rest = rest;
         Ok(taken)
     }
@@ -524,8 +566,13 @@ impl<'a> Parser<'a, '_> {
             }
             number |= bits << shift;
             if byte & 0x80 == 0 {
-                // One form for each number, so that equal rows are equal bytes; 0 alone is one of the small ones.
-                return if byte == 0 { Err(self.damaged("a number with idle digits")) } else { Ok(number) };
+                // One form for each number, so that equal rows are equal bytes; 0 alone is one of
+                // the small ones.
+                return if byte == 0 {
+                    Err(self.damaged("a number with idle digits"))
+                } else {
+                    Ok(number)
+                };
             }
         }
         Err(self.damaged("a number that is too large"))
@@ -537,7 +584,10 @@ impl<'a> Parser<'a, '_> {
 
     fn time(&mut self) -> Result<Millis, Damaged> {
         let bytes = self.take(8)?;
-        bytes.try_into().map(|bytes| Millis::new(u64::from_be_bytes(bytes))).map_err(|_| self.damaged("a short time"))
+        bytes
+            .try_into()
+            .map(|bytes| Millis::new(u64::from_be_bytes(bytes)))
+            .map_err(|_| self.damaged("a short time"))
     }
 
     fn bytes(&mut self) -> Result<&'a [u8], Damaged> {
@@ -558,7 +608,11 @@ impl<'a> Parser<'a, '_> {
         let text = self.text()?;
         let reason = Reason::new(text);
         // It is made to fit when it is given, so one that does not fit was not written by us.
-        if reason.as_str() == text { Ok(reason) } else { Err(self.damaged("a reason that was never made")) }
+        if reason.as_str() == text {
+            Ok(reason)
+        } else {
+            Err(self.damaged("a reason that was never made"))
+        }
     }
 
     fn digest(&mut self) -> Result<Digest, Damaged> {
@@ -571,15 +625,24 @@ impl<'a> Parser<'a, '_> {
         Body::of_type(content_type, self.bytes()?).map_err(|invalid| self.damaged(invalid))
     }
 
-    fn option<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, Damaged>) -> Result<Option<T>, Damaged> {
+    fn option<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<T, Damaged>,
+    ) -> Result<Option<T>, Damaged> {
         match self.number()? {
             0 => Ok(None),
             1 => read(self).map(Some),
-            other => Err(self.damaged(alloc::format!("{other} where something is there (1) or not (0)"))),
+            other => {
+                Err(self.damaged(alloc::format!("{other} where something is there (1) or not (0)")))
+            }
         }
     }
 
-    fn list<T>(&mut self, max: usize, mut read: impl FnMut(&mut Self) -> Result<T, Damaged>) -> Result<Vec<T>, Damaged> {
+    fn list<T>(
+        &mut self,
+        max: usize,
+        mut read: impl FnMut(&mut Self) -> Result<T, Damaged>,
+    ) -> Result<Vec<T>, Damaged> {
         let length = self.number()?;
         if length > max as u64 {
             return Err(self.damaged(alloc::format!("a list of {length}, the limit is {max}")));

@@ -1,15 +1,18 @@
 //! Orders, events and bodies: what a program has to say, before and after it is committed.
 //!
-//! A [`Draft`] is an event as its author describes it. [`CommitOrder`](crate::CommitOrder) completes it to an [`Event`]:
-//! the immutable envelope with its payload, which keeps its id over all deliveries (P5). The attributes are those of
-//! CloudEvents 1.0: id, type, time, dataschema (as a schema version), datacontenttype, and partitionkey (the ordering key).
+//! A [`Draft`] is an event as its author describes it. [`CommitOrder`](crate::CommitOrder)
+//! completes it to an [`Event`]: the immutable envelope with its payload, which keeps its id over
+//! all deliveries (P5). The attributes are those of CloudEvents 1.0: id, type, time, dataschema (as
+//! a schema version), datacontenttype, and partitionkey (the ordering key).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
 use crate::fingerprint::Digest;
-use crate::ids::{ContentType, EventId, EventType, HeaderName, HeaderValue, Invalid, OrderId, OrderingKey};
+use crate::ids::{
+    ContentType, EventId, EventType, HeaderName, HeaderValue, Invalid, OrderId, OrderingKey,
+};
 use crate::time::Millis;
 
 /// Bytes and what they are: at most 16 MiB. Any byte may occur (F19). Cloning copies no bytes.
@@ -105,11 +108,17 @@ impl Headers {
     ///
     /// # Errors
     ///
-    /// [`Invalid`] if the name or the value is refused, the name is there already, or the headers are full.
+    /// [`Invalid`] if the name or the value is refused, the name is there already, or the headers
+    /// are full.
     pub fn with(mut self, name: impl AsRef<str>, value: impl AsRef<str>) -> Result<Self, Invalid> {
         let (name, value) = (HeaderName::new(name)?, HeaderValue::new(value)?);
         if self.0.len() == Self::MAX {
-            return Err(Invalid::OutOfRange { field: "headers", min: 0, max: Self::MAX as u64, value: Self::MAX as u64 + 1 });
+            return Err(Invalid::OutOfRange {
+                field: "headers",
+                min: 0,
+                max: Self::MAX as u64,
+                value: Self::MAX as u64 + 1,
+            });
         }
         match self.0.binary_search_by(|(there, _)| there.cmp(&name)) {
             Ok(_) => Err(Invalid::Twice { field: "header", value: name.as_str().into() }),
@@ -134,8 +143,9 @@ impl Headers {
 
 /// An event as its author describes it, before the order that it belongs to is committed.
 ///
-/// Only a type and a body are needed. What is left out is derived when the order is committed: the id is
-/// `<order id>/<n>` with n counted from 1, the ordering key is the order id, the schema version is 1, and the event is due at once.
+/// Only a type and a body are needed. What is left out is derived when the order is committed: the
+/// id is `<order id>/<n>` with n counted from 1, the ordering key is the order id, the schema
+/// version is 1, and the event is due at once.
 ///
 /// ```
 /// use twobox::{Body, Draft, EventId, Millis, OrderingKey};
@@ -177,7 +187,8 @@ impl Draft {
         })
     }
 
-    /// With an id of the author's own. It must be the same when the request is retried, and unique in the store.
+    /// With an id of the author's own. It must be the same when the request is retried, and unique
+    /// in the store.
     #[must_use]
     pub fn id(mut self, id: EventId) -> Self {
         self.id = Some(id);
@@ -203,7 +214,11 @@ impl Draft {
     /// # Errors
     ///
     /// As [`Headers::with`].
-    pub fn header(mut self, name: impl AsRef<str>, value: impl AsRef<str>) -> Result<Self, Invalid> {
+    pub fn header(
+        mut self,
+        name: impl AsRef<str>,
+        value: impl AsRef<str>,
+    ) -> Result<Self, Invalid> {
         self.headers = self.headers.with(name, value)?;
         Ok(self)
     }
@@ -238,8 +253,9 @@ pub struct Event {
 }
 
 impl Event {
-    /// The digest of what a consumer acts on: type, schema version, content type and body. Headers, which a broker
-    /// may change on the way, do not count. The same id with another digest is refused (P5).
+    /// The digest of what a consumer acts on: type, schema version, content type and body. Headers,
+    /// which a broker may change on the way, do not count. The same id with another digest is
+    /// refused (P5).
     #[must_use]
     pub fn content_digest(&self) -> Digest {
         Digest::of_parts(

@@ -1,8 +1,9 @@
 //! Fingerprints: what a request key is bound to (P1, F23).
 //!
-//! A fingerprint is the SHA-256 of a canonical form of the parameters, so that a retry that says the same in
-//! another order is the same request, and anything else is another one. Beside the digest it keeps the beginning
-//! of the canonical form, for an operator who has to see what a key is bound to. Leave secrets out of parameters.
+//! A fingerprint is the SHA-256 of a canonical form of the parameters, so that a retry that says
+//! the same in another order is the same request, and anything else is another one. Beside the
+//! digest it keeps the beginning of the canonical form, for an operator who has to see what a key
+//! is bound to. Leave secrets out of parameters.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -75,7 +76,8 @@ impl Fingerprint {
     /// The largest length of the summary, in bytes; what is longer is cut and ends in `…`.
     pub const MAX_SUMMARY: usize = 256;
 
-    /// How many bytes are enough to fill a summary and one more: to be shown, a control character shrinks to half at most.
+    /// How many bytes are enough to fill a summary and one more: to be shown, a control character
+    /// shrinks to half at most.
     const ENOUGH: usize = 2 * (Self::MAX_SUMMARY + 1);
 
     /// Of named fields. Their order does not matter; a name given twice counts twice.
@@ -83,7 +85,9 @@ impl Fingerprint {
     pub fn of<N: AsRef<str>, V: AsRef<str>>(fields: impl IntoIterator<Item = (N, V)>) -> Self {
         let mut fields: Vec<(N, V)> = fields.into_iter().collect();
         fields.sort_by(|(a, x), (b, y)| (a.as_ref(), x.as_ref()).cmp(&(b.as_ref(), y.as_ref())));
-        let parts = fields.iter().flat_map(|(name, value)| [name.as_ref().as_bytes(), value.as_ref().as_bytes()]);
+        let parts = fields
+            .iter()
+            .flat_map(|(name, value)| [name.as_ref().as_bytes(), value.as_ref().as_bytes()]);
         let digest = Digest::of_parts("twobox/fields/1", parts);
         let mut summary = String::new();
         for (name, value) in &fields {
@@ -108,13 +112,13 @@ impl Fingerprint {
         Self { digest, summary: fit(&String::from_utf8_lossy(beginning), Self::MAX_SUMMARY) }
     }
 
-    /// Of a JSON document, in the canonical form of RFC 8785: the order of members, white space, and the way
-    /// in which numbers and characters are written do not matter.
+    /// Of a JSON document, in the canonical form of RFC 8785: the order of members, white space,
+    /// and the way in which numbers and characters are written do not matter.
     ///
     /// # Errors
     ///
-    /// [`Invalid::NotJson`](crate::Invalid::NotJson) if the bytes are no JSON, a member name stands twice in an
-    /// object, or a number is beyond what RFC 8785 can tell apart (an IEEE 754 double).
+    /// [`Invalid::NotJson`](crate::Invalid::NotJson) if the bytes are no JSON, a member name stands
+    /// twice in an object, or a number is beyond what RFC 8785 can tell apart (an IEEE 754 double).
     ///
     /// ```
     /// use twobox::Fingerprint;

@@ -1,9 +1,11 @@
-//! Names and limits: every text that becomes part of a key, and the one place where bad input is refused.
+//! Names and limits: every text that becomes part of a key, and the one place where bad input is
+//! refused.
 //!
-//! A value of these types is right once it is made, so nothing behind the constructors checks again.
-//! The rules are the same for all of them: at least one byte, at most the stated number of bytes of UTF-8,
-//! no control characters (a NUL would end a text in some stores and is our separator in keys).
-//! Upper and lower case differ, nothing is trimmed, and the order is that of the bytes.
+//! A value of these types is right once it is made, so nothing behind the constructors checks
+//! again. The rules are the same for all of them: at least one byte, at most the stated number of
+//! bytes of UTF-8, no control characters (a NUL would end a text in some stores and is our
+//! separator in keys). Upper and lower case differ, nothing is trimmed, and the order is that of
+//! the bytes.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -37,7 +39,9 @@ pub enum Invalid {
         begins: Box<str>,
     },
     /// A text with a control character.
-    #[error("{field} has the control character {found:?} at byte {at}, which is not allowed; the value is {value:?}")]
+    #[error(
+        "{field} has the control character {found:?} at byte {at}, which is not allowed; the value is {value:?}"
+    )]
     ControlCharacter {
         /// The field that was given.
         field: &'static str,
@@ -105,7 +109,9 @@ pub(crate) fn check_text(field: &'static str, max: usize, text: &str) -> Result<
         return Ok(());
     }
     match text.char_indices().find(|(_, c)| c.is_control()) {
-        Some((at, found)) => Err(Invalid::ControlCharacter { field, at, found, value: text.into() }),
+        Some((at, found)) => {
+            Err(Invalid::ControlCharacter { field, at, found, value: text.into() })
+        }
         None => Ok(()),
     }
 }
@@ -114,7 +120,8 @@ pub(crate) fn check_text(field: &'static str, max: usize, text: &str) -> Result<
 pub(crate) trait Name: for<'a> TryFrom<&'a str, Error = Invalid> {
     const MAX: usize;
 
-    /// Of a text that is right, if it is not longer than [`Name::MAX`]: the other rules are the same for all names.
+    /// Of a text that is right, if it is not longer than [`Name::MAX`]: the other rules are the
+    /// same for all names.
     fn of_checked(text: Arc<str>) -> Self;
 
     fn text(&self) -> &Arc<str>;
@@ -205,7 +212,8 @@ name!(
     Scope, "scope", 128
 );
 name!(
-    /// The caller's name for one intention (the idempotency key): kept for a retry, changed to do it once more.
+    /// The caller's name for one intention (the idempotency key): kept for a retry, changed to do
+    /// it once more.
     RequestId, "request id", 128
 );
 name!(
@@ -279,8 +287,8 @@ impl fmt::Display for RequestKey {
 
 /// Why something failed or was given up, for an operator to read: at most 512 bytes.
 ///
-/// It comes from outside (a broker's message, an error's text), so it is made to fit and never refused:
-/// control characters become spaces, and what is too long is cut and ends in `…`.
+/// It comes from outside (a broker's message, an error's text), so it is made to fit and never
+/// refused: control characters become spaces, and what is too long is cut and ends in `…`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reason(Arc<str>);
 
@@ -328,7 +336,8 @@ pub(crate) fn fit(text: &str, max: usize) -> Arc<str> {
 }
 
 impl OrderingKey {
-    /// The key of the lane that an order's events stand in if they name none: the order's id, whose limit is the same.
+    /// The key of the lane that an order's events stand in if they name none: the order's id, whose
+    /// limit is the same.
     pub(crate) fn of_order(order: &OrderId) -> Self {
         Self(order.0.clone())
     }

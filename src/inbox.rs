@@ -1,4 +1,5 @@
-//! The inbox: a consumer applies each event once, in one commit with what it does about it (P5, F6).
+//! The inbox: a consumer applies each event once, in one commit with what it does about it (P5,
+//! F6).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -11,12 +12,15 @@ use crate::ids::{Consumer, Reason};
 use crate::relay::Message;
 use crate::store::{Reader, RunError, Store, Writing};
 use crate::time::Millis;
-use crate::transition::receive::{ContentDiffers, CountFailure, FailureCounted, Receive, Received, RecordEffect};
+use crate::transition::receive::{
+    ContentDiffers, CountFailure, FailureCounted, Receive, Received, RecordEffect,
+};
 
-/// The inbox of one consumer in a store, which it has as a reference or as an `Arc`. Several consumers may share a store (F8).
+/// The inbox of one consumer in a store, which it has as a reference or as an `Arc`. Several
+/// consumers may share a store (F8).
 ///
-/// What the consumer does outside of the store's transaction, such as sending a mail, can happen twice (P9):
-/// hand the event id on, or see [`transition::call`](crate::transition::call).
+/// What the consumer does outside of the store's transaction, such as sending a mail, can happen
+/// twice (P9): hand the event id on, or see [`transition::call`](crate::transition::call).
 #[derive(Debug)]
 pub struct Inbox<R> {
     store: R,
@@ -46,9 +50,11 @@ pub enum Receipt {
     Duplicate,
     /// It is to come again, for this reason; nothing was written.
     Deferred(Reason),
-    /// It is to come again when the event with this sequence of its ordering key has been applied; nothing was written.
+    /// It is to come again when the event with this sequence of its ordering key has been applied;
+    /// nothing was written.
     WaitsFor(u64),
-    /// The handler failed; that was counted, its effect was rolled back, and the event is to come again.
+    /// The handler failed; that was counted, its effect was rolled back, and the event is to come
+    /// again.
     Failed(Reason),
     /// It has failed too often and is set aside with its last reason; it need not come again.
     Poisoned,
@@ -83,25 +89,27 @@ impl<R: Deref<Target: Store>> Inbox<R> {
         Self { store, consumer, max_failures: Self::MAX_FAILURES, in_order: false }
     }
 
-    /// Sets an event aside after so many failures, 1 at least; [`Inbox::MAX_FAILURES`] if not given.
+    /// Sets an event aside after so many failures, 1 at least; [`Inbox::MAX_FAILURES`] if not
+    /// given.
     #[must_use]
     pub fn max_failures(mut self, limit: u32) -> Self {
         self.max_failures = limit.max(1);
         self
     }
 
-    /// Holds an event back until the one that was published before it in its ordering key has been applied or set aside. The ordering keys
-    /// of all senders to this consumer must then differ.
+    /// Holds an event back until the one that was published before it in its ordering key has been
+    /// applied or set aside. The ordering keys of all senders to this consumer must then differ.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.in_order = true;
         self
     }
 
-    /// Receives an event: if it comes for the first time, `handler` runs in the transaction that marks it as applied.
+    /// Receives an event: if it comes for the first time, `handler` runs in the transaction that
+    /// marks it as applied.
     ///
-    /// An error of the handler rolls back what it wrote and is counted; a panic rolls back and is not caught. The handler may run more
-    /// than once, if the transaction meets another one.
+    /// An error of the handler rolls back what it wrote and is counted; a panic rolls back and is
+    /// not caught. The handler may run more than once, if the transaction meets another one.
     ///
     /// # Errors
     ///
@@ -117,12 +125,14 @@ impl<R: Deref<Target: Store>> Inbox<R> {
         Ok(receipts.pop().unwrap_or(Receipt::Duplicate))
     }
 
-    /// Receives several events in one commit, and answers for each in their order. One that fails, is deferred or refused does not take
-    /// the others down: they are applied without it, for which their handlers run again.
+    /// Receives several events in one commit, and answers for each in their order. One that fails,
+    /// is deferred or refused does not take the others down: they are applied without it, for which
+    /// their handlers run again.
     ///
     /// # Errors
     ///
-    /// Only the store's: all of them must come again, and those that were applied are duplicates then.
+    /// Only the store's: all of them must come again, and those that were applied are duplicates
+    /// then.
     pub fn receive_batch<E: fmt::Display>(
         &self,
         messages: &[Message],
@@ -186,7 +196,8 @@ impl<R: Deref<Target: Store>> Inbox<R> {
         match handler(tx, message) {
             Ok(Handled::Done) => Ok(Receipt::Applied),
             Ok(Handled::Effect(body)) => {
-                let effect = RecordEffect::new(self.consumer.clone(), message.event.id.clone(), body);
+                let effect =
+                    RecordEffect::new(self.consumer.clone(), message.event.id.clone(), body);
                 tx.run(effect).map(|()| Receipt::Applied).map_err(Back::Store)
             }
             Ok(Handled::Defer(reason)) => Err(Back::Without(at, NotApplied::Deferred(reason))),
@@ -200,7 +211,12 @@ impl<R: Deref<Target: Store>> Inbox<R> {
         reason: Reason,
         now: Millis,
     ) -> Result<Receipt, RunError<StoreError<R>, Infallible>> {
-        let mut count = CountFailure::new(self.consumer.clone(), &message.event, reason.clone(), self.max_failures);
+        let mut count = CountFailure::new(
+            self.consumer.clone(),
+            &message.event,
+            reason.clone(),
+            self.max_failures,
+        );
         if self.in_order {
             count = count.in_order(message.event.ordering_key.clone(), message.place);
         }

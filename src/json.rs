@@ -13,9 +13,12 @@ use crate::ids::{Invalid, beginning};
 pub(crate) fn canonical(field: &'static str, document: &[u8]) -> Result<String, Invalid> {
     let refuse = |reason: String| Invalid::NotJson { field, reason: reason.into() };
     let document = core::str::from_utf8(document).map_err(|error| refuse(error.to_string()))?;
-    let Strict(value) = serde_json::from_str(document).map_err(|error| refuse(error.to_string()))?;
+    let Strict(value) =
+        serde_json::from_str(document).map_err(|error| refuse(error.to_string()))?;
     if let Some(integer) = inexact_integer(document) {
-        return Err(refuse(alloc::format!("the integer {integer} lies beyond 2^53; give it as a string")));
+        return Err(refuse(alloc::format!(
+            "the integer {integer} lies beyond 2^53; give it as a string"
+        )));
     }
     serde_json_canonicalizer::to_string(&value).map_err(|error| refuse(error.to_string()))
 }
@@ -23,8 +26,8 @@ pub(crate) fn canonical(field: &'static str, document: &[u8]) -> Result<String, 
 /// The largest integer up to which each one is a double of its own.
 const EXACT: u64 = 1 << 53;
 
-/// The first integer of a JSON document that a double does not tell apart from its neighbours. The parser makes doubles of
-/// the largest ones, so only the document shows what they were.
+/// The first integer of a JSON document that a double does not tell apart from its neighbours. The
+/// parser makes doubles of the largest ones, so only the document shows what they were.
 fn inexact_integer(document: &str) -> Option<&str> {
     let mut rest = document;
     while let Some(start) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
@@ -39,7 +42,9 @@ fn inexact_integer(document: &str) -> Option<&str> {
             rest = &string[end + 1..];
             continue;
         }
-        let end = rest.find(|c: char| !matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E')).unwrap_or(rest.len());
+        let end = rest
+            .find(|c: char| !matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E'))
+            .unwrap_or(rest.len());
         let number = &rest[..end];
         let digits = number.trim_start_matches('-');
         let integer = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -51,8 +56,8 @@ fn inexact_integer(document: &str) -> Option<&str> {
     None
 }
 
-/// JSON as RFC 8785 presumes it (I-JSON, RFC 7493): no name twice in an object.
-/// The parser alone would keep the last of two members, and the canonical form would then blur what must differ.
+/// JSON as RFC 8785 presumes it (I-JSON, RFC 7493): no name twice in an object. The parser alone
+/// would keep the last of two members, and the canonical form would then blur what must differ.
 struct Strict(Value);
 
 impl<'de> Deserialize<'de> for Strict {
@@ -91,7 +96,9 @@ impl<'de> Visitor<'de> for StrictVisitor {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
-        Number::from_f64(value).map(Value::Number).ok_or_else(|| E::custom("a number that is not finite"))
+        Number::from_f64(value)
+            .map(Value::Number)
+            .ok_or_else(|| E::custom("a number that is not finite"))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
@@ -106,7 +113,9 @@ impl<'de> Visitor<'de> for StrictVisitor {
         let mut object = Map::new();
         while let Some((name, Strict(value))) = members.next_entry::<String, Strict>()? {
             if object.contains_key(&name) {
-                return Err(A::Error::custom(format_args!("the name {name:?} stands twice in an object")));
+                return Err(A::Error::custom(format_args!(
+                    "the name {name:?} stands twice in an object"
+                )));
             }
             object.insert(name, value);
         }

@@ -1,4 +1,5 @@
-//! Settings of delivery: leases, backoff, limits, and what a dead event does to its lane. All defaults are here.
+//! Settings of delivery: leases, backoff, limits, and what a dead event does to its lane. All
+//! defaults are here.
 
 use alloc::format;
 use alloc::string::String;
@@ -25,7 +26,8 @@ pub struct DeliveryPolicy {
     pub backoff_cap: Duration,
     /// An event is dead after so many failed publishes. Default 16.
     pub max_failures: u32,
-    /// An event is dead after so many starts, answered or not (F4). It must be larger than `max_failures`. Default 24.
+    /// An event is dead after so many starts, answered or not (F4). It must be larger than
+    /// `max_failures`. Default 24.
     pub max_starts: u32,
     /// What a dead event does to the events behind it in its lane. Default [`WhenDead::Block`].
     pub when_dead: WhenDead,
@@ -64,28 +66,46 @@ impl DeliveryPolicy {
     ///
     /// # Errors
     ///
-    /// [`Invalid`] if a limit is zero, the backoff is shorter than a millisecond or longer than its cap, or `max_starts` is not larger than `max_failures`.
+    /// [`Invalid`] if a limit is zero, the backoff is shorter than a millisecond or longer than its
+    /// cap, or `max_starts` is not larger than `max_failures`.
     pub fn checked(self) -> Result<Checked<Self>, Invalid> {
         let refuse = |field, reason: String| Err(Invalid::Unsafe { field, reason: reason.into() });
-        let Self { backoff_base: base, backoff_cap: cap, max_failures: failures, max_starts: starts, when_dead: _ } = self;
+        let Self {
+            backoff_base: base,
+            backoff_cap: cap,
+            max_failures: failures,
+            max_starts: starts,
+            when_dead: _,
+        } = self;
         if base < Duration::from_millis(1) {
-            let reason = format!("it is {base:?}, a failing event would be retried in a hot loop; give at least 1 ms");
+            let reason = format!(
+                "it is {base:?}, a failing event would be retried in a hot loop; give at least 1 ms"
+            );
             return refuse("backoff_base", reason);
         }
         if cap < base {
-            return refuse("backoff_cap", format!("it is {cap:?}, shorter than backoff_base ({base:?})"));
+            return refuse(
+                "backoff_cap",
+                format!("it is {cap:?}, shorter than backoff_base ({base:?})"),
+            );
         }
         if failures == 0 {
-            return refuse("max_failures", "it is 0, no event could ever be published; give at least 1".into());
+            return refuse(
+                "max_failures",
+                "it is 0, no event could ever be published; give at least 1".into(),
+            );
         }
         if starts <= failures {
-            let reason = format!("it is {starts}, but each failure is a start too; give more than max_failures ({failures})");
+            let reason = format!(
+                "it is {starts}, but each failure is a start too; give more than max_failures ({failures})"
+            );
             return refuse("max_starts", reason);
         }
         Ok(Checked::new(self))
     }
 
-    /// Refuses a lease that is longer than the longest backoff: an event whose relay has died would be retried for longer than consumers need remember it (F10).
+    /// Refuses a lease that is longer than the longest backoff: an event whose relay has died would
+    /// be retried for longer than consumers need remember it (F10).
     pub(crate) fn check_lease(&self, lease: Duration) -> Result<(), Invalid> {
         if lease <= self.backoff_cap {
             return Ok(());
@@ -98,21 +118,26 @@ impl DeliveryPolicy {
         Err(Invalid::Unsafe { field: "lease", reason: reason.into() })
     }
 
-    /// How long an event may be retried before it is dead, if the broker can be reached: each start comes after the longest backoff, or when a lease has run
-    /// out, which is not longer.
+    /// How long an event may be retried before it is dead, if the broker can be reached: each start
+    /// comes after the longest backoff, or when a lease has run out, which is not longer.
     #[must_use]
     pub fn longest_retry(&self) -> Duration {
         self.backoff_cap.saturating_mul(self.max_starts)
     }
 
-    /// How long an event waits after its n-th failure, n from 1: the base doubled n - 1 times, at most the cap, and of that
-    /// between one half and the whole. The jitter follows from the event's id and n alone, so it is the same in every run (F13).
+    /// How long an event waits after its n-th failure, n from 1: the base doubled n - 1 times, at
+    /// most the cap, and of that between one half and the whole. The jitter follows from the
+    /// event's id and n alone, so it is the same in every run (F13).
     #[must_use]
     pub fn backoff(&self, event: &EventId, failures: u32) -> Duration {
         // In nanoseconds, of which 128 bits hold more than a duration has.
-        let doubled = self.backoff_base.as_nanos().saturating_mul(1 << failures.saturating_sub(1).min(127));
+        let doubled =
+            self.backoff_base.as_nanos().saturating_mul(1 << failures.saturating_sub(1).min(127));
         let half = doubled.min(self.backoff_cap.as_nanos()) / 2;
-        let digest = Digest::of_parts("twobox/jitter/1", [event.as_str().as_bytes(), &failures.to_be_bytes()[..]]);
+        let digest = Digest::of_parts(
+            "twobox/jitter/1",
+            [event.as_str().as_bytes(), &failures.to_be_bytes()[..]],
+        );
         let jitter = half * u128::from(digest.0[0]) / 255;
         Duration::from_nanos_u128(half + jitter).max(Duration::from_millis(1))
     }

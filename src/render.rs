@@ -1,7 +1,7 @@
 //! All tables as text: the one form in which snapshots, the demo and tools show what a store holds.
 //!
-//! The text is made of the rows alone, so it is the same for every adapter. Revisions, which count writes and say nothing
-//! about the state, are not shown.
+//! The text is made of the rows alone, so it is the same for every adapter. Revisions, which count
+//! writes and say nothing about the state, are not shown.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -70,8 +70,8 @@ impl Dump {
         full
     }
 
-    /// The same tables without what a fault may change for good: times, leases, and attempt counters. After recovery this
-    /// text equals that of a run without the fault (P8).
+    /// The same tables without what a fault may change for good: times, leases, and attempt
+    /// counters. After recovery this text equals that of a run without the fault (P8).
     #[must_use]
     pub fn lasting(mut self) -> Self {
         self.shown = Shown::Lasting;
@@ -96,8 +96,11 @@ impl fmt::Display for Dump {
         for table in Table::ALL {
             let mut lines: Vec<Vec<String>> = Vec::new();
             for record in self.records.iter().filter(|record| record.table() == table) {
-                let cells = cells(record).into_iter().filter(|cell| self.shown == Shown::All || cell.kind == Kind::Lasting);
-                let (head, row): (Vec<String>, Vec<String>) = cells.map(|cell| (cell.column.to_string(), cell.text)).unzip();
+                let cells = cells(record)
+                    .into_iter()
+                    .filter(|cell| self.shown == Shown::All || cell.kind == Kind::Lasting);
+                let (head, row): (Vec<String>, Vec<String>) =
+                    cells.map(|cell| (cell.column.to_string(), cell.text)).unzip();
                 if lines.is_empty() {
                     lines.push(head);
                 }
@@ -115,7 +118,14 @@ fn write_table(f: &mut fmt::Formatter<'_>, table: Table, lines: &[Vec<String>]) 
         return writeln!(f, "{table}: none");
     }
     writeln!(f, "{table}:")?;
-    let width = |at: usize| lines.iter().filter_map(|line| line.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let width = |at: usize| {
+        lines
+            .iter()
+            .filter_map(|line| line.get(at))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
     for line in lines {
         let mut text = String::new();
@@ -161,11 +171,9 @@ fn cells(record: &Record) -> Vec<Cell> {
             lasting("order", or_dash(row.placed.as_ref().map(|placed| &placed.order))),
             lasting(
                 "events",
-                or_dash(
-                    row.placed
-                        .as_ref()
-                        .map(|placed| { placed.events.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ") })
-                ),
+                or_dash(row.placed.as_ref().map(|placed| {
+                    placed.events.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+                })),
             ),
             passing("registered", row.registered_at),
             passing("placed", or_dash(row.placed.as_ref().map(|placed| placed.at))),
@@ -184,7 +192,8 @@ fn cells(record: &Record) -> Vec<Cell> {
             lasting("version", event.schema_version),
             lasting("ordering key", &event.ordering_key),
             lasting("headers", {
-                let headers: Vec<_> = event.headers.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                let headers: Vec<_> =
+                    event.headers.iter().map(|(name, value)| format!("{name}={value}")).collect();
                 if headers.is_empty() { "-".to_string() } else { headers.join(" ") }
             }),
             lasting("content type", event.body.content_type()),
@@ -252,7 +261,9 @@ fn finished(state: crate::table::DeliveryState) -> Option<Millis> {
     use crate::table::DeliveryState as State;
     match state {
         State::Pending => None,
-        State::Confirmed(at) | State::Dead(at) | State::Discarded(at) | State::Cancelled(at) => Some(at),
+        State::Confirmed(at) | State::Dead(at) | State::Discarded(at) | State::Cancelled(at) => {
+            Some(at)
+        }
     }
 }
 

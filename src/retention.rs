@@ -23,18 +23,22 @@ use crate::policy::DeliveryPolicy;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Retention {
-    /// Events that are confirmed, cancelled or discarded, with their payloads, and lanes in which nothing has happened for as long. Default 7 days.
+    /// Events that are confirmed, cancelled or discarded, with their payloads, and lanes in which
+    /// nothing has happened for as long. Default 7 days.
     pub events: Duration,
-    /// Inbox rows of applied events, with their effects, and finished calls: how long a consumer knows a redelivery again. Default 30 days.
+    /// Inbox rows of applied events, with their effects, and finished calls: how long a consumer
+    /// knows a redelivery again. Default 30 days.
     pub inbox: Duration,
-    /// Request keys whose order is placed: how long a client's retry gets the first outcome. Default 30 days.
+    /// Request keys whose order is placed: how long a client's retry gets the first outcome.
+    /// Default 30 days.
     pub requests: Duration,
-    /// Orders, or `None` to keep them for ever. Default `None`. While an order is there, a retry that comes after its request
-    /// key is gone is refused instead of placing the order again.
+    /// Orders, or `None` to keep them for ever. Default `None`. While an order is there, a retry
+    /// that comes after its request key is gone is refused instead of placing the order again.
     pub orders: Option<Duration>,
-    /// Positions of consumers that ask for order, or `None` to keep them for ever. Default `None`. A consumer whose position is gone waits for
-    /// ever, unless the sender has forgotten the lane before; so this must be longer than the senders' retention of events, by more
-    /// than the time between two of their purges.
+    /// Positions of consumers that ask for order, or `None` to keep them for ever. Default `None`.
+    /// A consumer whose position is gone waits for ever, unless the sender has forgotten the lane
+    /// before; so this must be longer than the senders' retention of events, by more than the time
+    /// between two of their purges.
     pub positions: Option<Duration>,
 }
 
@@ -59,9 +63,10 @@ impl Retention {
     ///
     /// # Errors
     ///
-    /// [`Invalid::Unsafe`] if the inbox is kept for less than twice the longest time over which an event is retried
-    /// ([`DeliveryPolicy::longest_retry`]), orders for less than request keys, positions for less than twice as long as events or less than the inbox, or events or request keys for less than
-    /// [`Retention::SHORTEST`].
+    /// [`Invalid::Unsafe`] if the inbox is kept for less than twice the longest time over which an
+    /// event is retried ([`DeliveryPolicy::longest_retry`]), orders for less than request keys,
+    /// positions for less than twice as long as events or less than the inbox, or events or request
+    /// keys for less than [`Retention::SHORTEST`].
     pub fn checked(self, policy: &Checked<DeliveryPolicy>) -> Result<Checked<Self>, Invalid> {
         let refuse = |field, reason| Err(Invalid::Unsafe { field, reason });
         let needed = policy.longest_retry().saturating_mul(2);
@@ -73,15 +78,26 @@ impl Retention {
             );
             return refuse("retention of the inbox", reason.into());
         }
-        for (field, age) in [("retention of events", self.events), ("retention of requests", self.requests)] {
+        for (field, age) in
+            [("retention of events", self.events), ("retention of requests", self.requests)]
+        {
             if age < Self::SHORTEST {
-                return refuse(field, format!("give at least {} s", Self::SHORTEST.as_secs()).into());
+                return refuse(
+                    field,
+                    format!("give at least {} s", Self::SHORTEST.as_secs()).into(),
+                );
             }
         }
         if self.orders.is_some_and(|orders| orders < self.requests) {
-            return refuse("retention of orders", "an order must be kept for as long as the request that placed it".into());
+            return refuse(
+                "retention of orders",
+                "an order must be kept for as long as the request that placed it".into(),
+            );
         }
-        if self.positions.is_some_and(|positions| positions < self.inbox.max(self.events.saturating_mul(2))) {
+        if self
+            .positions
+            .is_some_and(|positions| positions < self.inbox.max(self.events.saturating_mul(2)))
+        {
             let reason = "a consumer would wait for ever for an event that the sender still counts from; keep positions for as long as \
                           the inbox, and twice as long as events";
             return refuse("retention of positions", reason.into());
@@ -91,15 +107,16 @@ impl Retention {
 }
 
 impl Checked<Retention> {
-    /// How long after its commit a dead event may be redriven without a consumer having forgotten it (F10): what is redriven at the end
-    /// of it is still known when it is dead again.
+    /// How long after its commit a dead event may be redriven without a consumer having forgotten
+    /// it (F10): what is redriven at the end of it is still known when it is dead again.
     #[must_use]
     pub fn redrive_window(&self, policy: &Checked<DeliveryPolicy>) -> RedriveWindow {
         RedriveWindow(self.inbox.saturating_sub(policy.longest_retry()))
     }
 }
 
-/// For how long after its commit an event may be redriven, as a [checked](Retention::checked) retention allows it.
+/// For how long after its commit an event may be redriven, as a [checked](Retention::checked)
+/// retention allows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RedriveWindow(Duration);
 

@@ -1,4 +1,5 @@
-//! What an operator wants to know at a glance: how much waits, for how long, and what was given up (P3).
+//! What an operator wants to know at a glance: how much waits, for how long, and what was given up
+//! (P3).
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
@@ -14,12 +15,14 @@ const PAGE: usize = 512;
 
 /// How the outbox stands at one moment.
 ///
-/// It is counted from the rows that are pending or dead, so it costs as much as there are of them, whatever is confirmed.
+/// It is counted from the rows that are pending or dead, so it costs as much as there are of them,
+/// whatever is confirmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Counts {
     /// Events to be delivered; leased ones among them.
     pub pending: u64,
-    /// Pending events that nothing but a relay keeps waiting: due, not leased, not behind one that is not due or in a blocked lane.
+    /// Pending events that nothing but a relay keeps waiting: due, not leased, not behind one that
+    /// is not due or in a blocked lane.
     pub due: u64,
     /// Pending events that are being delivered.
     pub leased: u64,
@@ -145,7 +148,8 @@ impl Walk {
         });
         if due {
             let age = self.now.since(row.due);
-            self.stats.oldest_due = Some(self.stats.oldest_due.map_or(age, |oldest| oldest.max(age)));
+            self.stats.oldest_due =
+                Some(self.stats.oldest_due.map_or(age, |oldest| oldest.max(age)));
         }
     }
 
@@ -156,6 +160,12 @@ impl Walk {
             }
         }
         let last = page.as_slice().last().filter(|_| page.as_slice().len() == PAGE);
-        last.and_then(|stored| if let Key::Outbox(id) = stored.record.key() { Some(Self::dead_after(Some(id))) } else { None })
+        last.and_then(|stored| {
+            if let Key::Outbox(id) = stored.record.key() {
+                Some(Self::dead_after(Some(id)))
+            } else {
+                None
+            }
+        })
     }
 }

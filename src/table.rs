@@ -1,8 +1,9 @@
 //! The tables: what is in a store, as types. Every adapter keeps these and nothing else of ours.
 //!
-//! The sender's side has requests, orders, events, outbox and lanes, the receiver's side inbox, effects, positions and calls; one
-//! store may hold both. `events` holds envelopes and payloads, which are written once; what changes while an event is
-//! delivered is a small row in `outbox` and the row of its lane.
+//! The sender's side has requests, orders, events, outbox and lanes, the receiver's side inbox,
+//! effects, positions and calls; one store may hold both. `events` holds envelopes and payloads,
+//! which are written once; what changes while an event is delivered is a small row in `outbox` and
+//! the row of its lane.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -12,8 +13,8 @@ use crate::fingerprint::{Digest, Fingerprint};
 use crate::ids::{Consumer, EventId, EventType, OrderId, OrderingKey, Owner, Reason, RequestKey};
 use crate::time::Millis;
 
-/// The version of what is described here. An adapter writes it into each store that it creates, and refuses a store
-/// that has another one.
+/// The version of what is described here. An adapter writes it into each store that it creates, and
+/// refuses a store that has another one.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// The tables by name, in the order in which they are shown and locked.
@@ -76,7 +77,8 @@ impl fmt::Display for Table {
     }
 }
 
-/// Which row: the table and the key in it. The order of keys is the order of tables, then of the key's bytes.
+/// Which row: the table and the key in it. The order of keys is the order of tables, then of the
+/// key's bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// A row of [`Table::Requests`].
@@ -117,7 +119,8 @@ impl Key {
     }
 }
 
-/// A key as it is compared: the table, and the texts of the key, of which there are two at most. It sorts as [`Key`] does.
+/// A key as it is compared: the table, and the texts of the key, of which there are two at most. It
+/// sorts as [`Key`] does.
 pub(crate) type Parts<'a> = (Table, &'a str, &'a str);
 
 impl Key {
@@ -127,7 +130,9 @@ impl Key {
             Self::Order(id) => (id.as_str(), ""),
             Self::Event(id) | Self::Outbox(id) => (id.as_str(), ""),
             Self::Lane(key) => (key.as_str(), ""),
-            Self::Inbox(consumer, id) | Self::Effect(consumer, id) | Self::Call(consumer, id) => (consumer.as_str(), id.as_str()),
+            Self::Inbox(consumer, id) | Self::Effect(consumer, id) | Self::Call(consumer, id) => {
+                (consumer.as_str(), id.as_str())
+            }
             Self::Position(consumer, key) => (consumer.as_str(), key.as_str()),
         };
         (self.table(), first, second)
@@ -142,14 +147,16 @@ impl fmt::Display for Key {
             Self::Order(id) => id.fmt(f),
             Self::Event(id) | Self::Outbox(id) => id.fmt(f),
             Self::Lane(key) => key.fmt(f),
-            Self::Inbox(consumer, id) | Self::Effect(consumer, id) | Self::Call(consumer, id) => write!(f, "{consumer}/{id}"),
+            Self::Inbox(consumer, id) | Self::Effect(consumer, id) | Self::Call(consumer, id) => {
+                write!(f, "{consumer}/{id}")
+            }
             Self::Position(consumer, key) => write!(f, "{consumer}/{key}"),
         }
     }
 }
 
-/// How often a row has been written. It starts at 1 and grows by one with each write; a row that is written anew
-/// after it was deleted starts at 1 again.
+/// How often a row has been written. It starts at 1 and grows by one with each write; a row that is
+/// written anew after it was deleted starts at 1 again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(u64);
 
@@ -222,7 +229,8 @@ pub struct OutboxRow {
     pub committed_at: Millis,
     /// Not published before this time.
     pub due: Millis,
-    /// How often a publish was started, as far as settled; a start that nobody settled is counted in the lane (F4).
+    /// How often a publish was started, as far as settled; a start that nobody settled is counted
+    /// in the lane (F4).
     pub starts: u32,
     /// How often a publish failed (F15: an outage is no failure of the event).
     pub failures: u32,
@@ -232,7 +240,8 @@ pub struct OutboxRow {
     pub reason: Option<Reason>,
 }
 
-/// Where an event is on its way. Only pending ones wait in their lane; a pending one is leased while the lane's lease covers it.
+/// Where an event is on its way. Only pending ones wait in their lane; a pending one is leased
+/// while the lane's lease covers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeliveryState {
     /// To be delivered.
@@ -248,7 +257,8 @@ pub enum DeliveryState {
 }
 
 impl DeliveryState {
-    /// Whether nothing can happen to it any more: confirmed, discarded or cancelled, and since when.
+    /// Whether nothing can happen to it any more: confirmed, discarded or cancelled, and since
+    /// when.
     #[must_use]
     pub const fn finished_at(self) -> Option<Millis> {
         match self {
@@ -270,15 +280,16 @@ impl DeliveryState {
     }
 }
 
-/// The queue of one ordering key: its pending events are delivered in the order of their sequence, by one holder at a time.
+/// The queue of one ordering key: its pending events are delivered in the order of their sequence,
+/// by one holder at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneRow {
     /// The sequence that the next event gets.
     pub next: u64,
     /// The sequence of the event that was confirmed last; 0 before the first.
     pub confirmed: u64,
-    /// When its first pending event can be claimed: its due time, or while it is leased the end of the lease.
-    /// `None` if nothing is pending, or a dead event blocks the lane.
+    /// When its first pending event can be claimed: its due time, or while it is leased the end of
+    /// the lease. `None` if nothing is pending, or a dead event blocks the lane.
     pub due: Option<Millis>,
     /// How often its first pending event was started without having been settled (F4).
     pub starts: u32,
@@ -308,7 +319,8 @@ pub struct Lease {
 /// What became of an event at one consumer (P5).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InboxRow {
-    /// The digest of the content that was received first; the same id with another content is refused.
+    /// The digest of the content that was received first; the same id with another content is
+    /// refused.
     pub content: Digest,
     /// When this state was reached.
     pub at: Millis,
@@ -442,9 +454,9 @@ impl Record {
             Self::Order(id, _) => (id.as_str(), ""),
             Self::Event(Event { id, .. }) | Self::Outbox(id, _) => (id.as_str(), ""),
             Self::Lane(key, _) => (key.as_str(), ""),
-            Self::Inbox(consumer, id, _) | Self::Effect(consumer, id, _) | Self::Call(consumer, id, _) => {
-                (consumer.as_str(), id.as_str())
-            }
+            Self::Inbox(consumer, id, _)
+            | Self::Effect(consumer, id, _)
+            | Self::Call(consumer, id, _) => (consumer.as_str(), id.as_str()),
             Self::Position(consumer, key, _) => (consumer.as_str(), key.as_str()),
         };
         (self.table(), first, second)
@@ -467,8 +479,9 @@ impl Record {
     }
 }
 
-/// Where a row stands in the orders that questions are asked in. A store that cannot sort by a column keeps these
-/// entries beside its tables: each row has at most one, and it follows from the row alone.
+/// Where a row stands in the orders that questions are asked in. A store that cannot sort by a
+/// column keeps these entries beside its tables: each row has at most one, and it follows from the
+/// row alone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IndexEntry {
     /// A lane, by the time at which it can be claimed.
@@ -497,9 +510,13 @@ impl Record {
         match self {
             Self::Lane(key, row) => row.due.map(|due| IndexEntry::Due(due, key.clone())),
             Self::Outbox(id, row) => match row.state {
-                DeliveryState::Pending => Some(IndexEntry::Pending(row.lane.clone(), row.sequence, id.clone())),
+                DeliveryState::Pending => {
+                    Some(IndexEntry::Pending(row.lane.clone(), row.sequence, id.clone()))
+                }
                 DeliveryState::Dead(_) => Some(IndexEntry::Dead(id.clone())),
-                DeliveryState::Confirmed(_) | DeliveryState::Discarded(_) | DeliveryState::Cancelled(_) => None,
+                DeliveryState::Confirmed(_)
+                | DeliveryState::Discarded(_)
+                | DeliveryState::Cancelled(_) => None,
             },
             Self::Request(..)
             | Self::Order(..)

@@ -5,8 +5,9 @@ use core::time::Duration;
 
 /// A point in time: milliseconds since the Unix epoch, in UTC.
 ///
-/// All times of one store must come from one clock, or from clocks kept together: they are compared with each other.
-/// The clock may step back; what then happens is that something becomes due later than it would have.
+/// All times of one store must come from one clock, or from clocks kept together: they are compared
+/// with each other. The clock may step back; what then happens is that something becomes due later
+/// than it would have.
 ///
 /// ```
 /// use core::time::Duration;

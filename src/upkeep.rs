@@ -1,4 +1,5 @@
-//! What an operator or a timer does to a whole store, page by page: look at dead letters, redrive them, purge what is past (P3, P7).
+//! What an operator or a timer does to a whole store, page by page: look at dead letters, redrive
+//! them, purge what is past (P3, P7).
 
 use alloc::vec::Vec;
 use core::convert::Infallible;
@@ -23,8 +24,8 @@ pub struct DeadLetter {
     pub row: OutboxRow,
 }
 
-/// The dead events with an id after `after`, at most `limit`, in the order of their ids. To redrive or discard some of them, see
-/// [`Redrive`] and [`Discard`](crate::Discard).
+/// The dead events with an id after `after`, at most `limit`, in the order of their ids. To redrive
+/// or discard some of them, see [`Redrive`] and [`Discard`](crate::Discard).
 ///
 /// # Errors
 ///
@@ -40,14 +41,20 @@ pub struct DeadLetter {
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn dead_letters<L: Load>(tables: &mut L, after: Option<EventId>, limit: usize) -> Result<Vec<DeadLetter>, L::Error> {
+pub fn dead_letters<L: Load>(
+    tables: &mut L,
+    after: Option<EventId>,
+    limit: usize,
+) -> Result<Vec<DeadLetter>, L::Error> {
     let rows = tables.load(&Query::Dead { after, limit })?.into_vec();
-    let letter = |record| if let Record::Outbox(event, row) = record { Some(DeadLetter { event, row }) } else { None };
+    let letter = |record| {
+        if let Record::Outbox(event, row) = record { Some(DeadLetter { event, row }) } else { None }
+    };
     Ok(rows.into_iter().filter_map(|stored| letter(stored.record)).collect())
 }
 
-/// Redrives all dead events, or all of one type, in transactions of at most 256 each. `window` is as in [`Redrive::new`]; what is past
-/// it is refused, and stands in the answer.
+/// Redrives all dead events, or all of one type, in transactions of at most 256 each. `window` is
+/// as in [`Redrive::new`]; what is past it is refused, and stands in the answer.
 ///
 /// # Errors
 ///
@@ -68,7 +75,9 @@ pub fn redrive_all<S: Store>(
         drop(view);
         let full = letters.len() == PAGE;
         after = letters.last().map(|letter| letter.event.clone());
-        let wanted = letters.into_iter().filter(|letter| event_type.is_none_or(|wanted| *wanted == letter.row.event_type));
+        let wanted = letters
+            .into_iter()
+            .filter(|letter| event_type.is_none_or(|wanted| *wanted == letter.row.event_type));
         // A page without one of the type is no redrive.
         if let Ok(redrive) = Redrive::new(wanted.map(|letter| letter.event), window) {
             let operated = store.run(redrive, now)?;
@@ -81,7 +90,8 @@ pub fn redrive_all<S: Store>(
     }
 }
 
-/// Removes everything that is past its retention, in transactions that look at `limit` rows each, and says how many rows were past it, not counting those that went with another row (P7).
+/// Removes everything that is past its retention, in transactions that look at `limit` rows each,
+/// and says how many rows were past it, not counting those that went with another row (P7).
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! The kit is tested itself: stores that are wrong on purpose, each in one way that real ones were, must fail it.
+//! The kit is tested itself: stores that are wrong on purpose, each in one way that real ones were,
+//! must fail it.
 
 #![allow(clippy::unwrap_used, reason = "what is made of valid parts is valid")]
 
@@ -6,8 +7,8 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 
 use twobox::{
-    Applied, Batch, Body, Change, DeliveryState, Event, Expect, Key, Load, Millis, OrderRow, OrderingKey, Query, Reader, Record,
-    Revision, Rows, Store, Stored, Table, Tables, Transaction,
+    Applied, Batch, Body, Change, DeliveryState, Event, Expect, Key, Load, Millis, OrderRow,
+    OrderingKey, Query, Reader, Record, Revision, Rows, Store, Stored, Table, Tables, Transaction,
 };
 use twobox_conformance::{Harness, failures};
 use twobox_memory::{MemoryStore, MemoryTransaction, State};
@@ -77,7 +78,11 @@ impl<const N: usize> Harness for Broken<N> {
 
     fn crash(self) -> Self {
         let last = self.0.inner.state();
-        let state = if self.0.defect == Some(LosesTheLastCommit) { self.0.before_last.take() } else { last };
+        let state = if self.0.defect == Some(LosesTheLastCommit) {
+            self.0.before_last.take()
+        } else {
+            last
+        };
         Self(BrokenStore::new(self.0.defect, state))
     }
 
@@ -126,7 +131,11 @@ impl Store for BrokenStore {
     type Tx<'a> = BrokenTransaction<'a>;
 
     fn begin(&self) -> Result<BrokenTransaction<'_>, Infallible> {
-        Ok(BrokenTransaction { begun: self.inner.state(), inner: Some(self.inner.begin()?), store: self })
+        Ok(BrokenTransaction {
+            begun: self.inner.state(),
+            inner: Some(self.inner.begin()?),
+            store: self,
+        })
     }
 }
 
@@ -143,7 +152,9 @@ impl Load for BrokenTransaction<'_> {
 
     fn load(&mut self, query: &Query) -> Result<Rows, Infallible> {
         match &mut self.inner {
-            Some(inner) if self.store.defect != Some(DoesNotReadItsOwnWrites) => load(self.store.defect, inner, query),
+            Some(inner) if self.store.defect != Some(DoesNotReadItsOwnWrites) => {
+                load(self.store.defect, inner, query)
+            }
             Some(_) | None => self.begun.load(query),
         }
     }
@@ -165,7 +176,11 @@ fn by_lane(rows: Vec<Stored>) -> Vec<Vec<Stored>> {
     lanes
 }
 
-fn load(defect: Option<Defect>, tables: &mut impl Load<Error = Infallible>, query: &Query) -> Result<Rows, Infallible> {
+fn load(
+    defect: Option<Defect>,
+    tables: &mut impl Load<Error = Infallible>,
+    query: &Query,
+) -> Result<Rows, Infallible> {
     let asked = match (defect, query) {
         (Some(DueIgnoresNow), Query::Due { lanes, run, events, .. }) => {
             Query::Due { now: Millis::MAX, lanes: *lanes, run: *run, events: *events }
@@ -177,9 +192,13 @@ fn load(defect: Option<Defect>, tables: &mut impl Load<Error = Infallible>, quer
     };
     let mut rows = tables.load(&asked)?.into_vec();
     match (defect, query) {
-        (Some(RevisionsStayOne), _) => rows.iter_mut().for_each(|row| row.revision = Revision::FIRST),
+        (Some(RevisionsStayOne), _) => {
+            rows.iter_mut().for_each(|row| row.revision = Revision::FIRST)
+        }
         (Some(WalksBackwards), Query::Walk { .. }) => rows.reverse(),
-        (Some(DropsTheLastOfAFullPage), Query::Walk { limit, .. }) if rows.len() == *limit => drop(rows.pop()),
+        (Some(DropsTheLastOfAFullPage), Query::Walk { limit, .. }) if rows.len() == *limit => {
+            drop(rows.pop())
+        }
         (Some(ReordersDeliveries), Query::Due { .. }) => {
             rows = by_lane(rows)
                 .into_iter()
@@ -189,7 +208,9 @@ fn load(defect: Option<Defect>, tables: &mut impl Load<Error = Infallible>, quer
                 })
                 .collect();
         }
-        (Some(ForgetsTheLaterLane), Query::Due { now, .. }) => rows.retain(|row| lane_due(row).is_none_or(|due| due <= *now)),
+        (Some(ForgetsTheLaterLane), Query::Due { now, .. }) => {
+            rows.retain(|row| lane_due(row).is_none_or(|due| due <= *now))
+        }
         (Some(SignedTimes), Query::Due { .. }) => {
             let mut lanes = by_lane(rows);
             lanes.sort_by_key(|lane| lane_due(&lane[0]).map(|due| due.get() as i64));
@@ -202,8 +223,11 @@ fn load(defect: Option<Defect>, tables: &mut impl Load<Error = Infallible>, quer
             for lane in by_lane(rows) {
                 let Record::Lane(key, _) = lane[0].record.clone() else { continue };
                 all.push(lane[0].clone());
-                let mut events: Vec<Stored> = outbox.iter().filter(|row| stays(row, &key)).cloned().collect();
-                events.sort_by_key(|row| if let Record::Outbox(_, row) = &row.record { row.sequence } else { 0 });
+                let mut events: Vec<Stored> =
+                    outbox.iter().filter(|row| stays(row, &key)).cloned().collect();
+                events.sort_by_key(|row| {
+                    if let Record::Outbox(_, row) = &row.record { row.sequence } else { 0 }
+                });
                 all.extend(events.into_iter().take(*run));
             }
             rows = all;
@@ -240,7 +264,9 @@ fn text(defect: Defect, key: &Key) -> String {
         Key::Event(id) | Key::Outbox(id) => id.to_string(),
         Key::Lane(key) => key.to_string(),
         Key::Position(consumer, key) => format!("{consumer}\0{key}"),
-        Key::Inbox(consumer, id) | Key::Effect(consumer, id) | Key::Call(consumer, id) => format!("{consumer}\0{id}"),
+        Key::Inbox(consumer, id) | Key::Effect(consumer, id) | Key::Call(consumer, id) => {
+            format!("{consumer}\0{id}")
+        }
     };
     if defect == IgnoresCase {
         text.to_lowercase()
@@ -267,8 +293,12 @@ impl Tables for BrokenTransaction<'_> {
                     }
                     let expect = there.map_or(Expect::Absent, |row| Expect::Revision(row.revision));
                     match (change, expect) {
-                        (Change::Put { record, .. }, expect) => forced.push(Change::Put { expect, record }),
-                        (Change::Delete { key, .. }, Expect::Revision(expect)) => forced.push(Change::Delete { expect, key }),
+                        (Change::Put { record, .. }, expect) => {
+                            forced.push(Change::Put { expect, record })
+                        }
+                        (Change::Delete { key, .. }, Expect::Revision(expect)) => {
+                            forced.push(Change::Delete { expect, key })
+                        }
                         (Change::Delete { .. }, Expect::Absent) => {}
                     }
                 }
@@ -276,7 +306,9 @@ impl Tables for BrokenTransaction<'_> {
             }
             ChecksGuardsWhileItWrites => {
                 for change in changes {
-                    if let Applied::Conflict(key) = inner.apply(&Batch::of(vec![change]).unwrap())? {
+                    if let Applied::Conflict(key) =
+                        inner.apply(&Batch::of(vec![change]).unwrap())?
+                    {
                         return Ok(Applied::Conflict(key));
                     }
                 }
@@ -294,8 +326,11 @@ impl Tables for BrokenTransaction<'_> {
                 for change in &changes {
                     let (key, new) = (change.key(), change.expect() == Expect::Absent);
                     let walk = Query::Walk { table: key.table(), after: None, limit: usize::MAX };
-                    let there = inner.load(&walk)?.into_vec().into_iter().map(|row| row.record.key());
-                    let same = |other: &Key| other.table() == key.table() && text(defect, other) == text(defect, &key);
+                    let there =
+                        inner.load(&walk)?.into_vec().into_iter().map(|row| row.record.key());
+                    let same = |other: &Key| {
+                        other.table() == key.table() && text(defect, other) == text(defect, &key)
+                    };
                     if new && there.chain(seen.iter().cloned()).any(|other| same(&other)) {
                         return Ok(Applied::Conflict(key));
                     }
@@ -353,7 +388,10 @@ fn must_fail<const N: usize>() {
     let (defect, check) = DEFECTS[N];
     let found = failures::<Broken<N>>();
     let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
-    assert!(names.contains(&check), "a store that {defect:?} must fail {check}; it fails {names:?}");
+    assert!(
+        names.contains(&check),
+        "a store that {defect:?} must fail {check}; it fails {names:?}"
+    );
     for (name, failure) in &found {
         assert!(!failure.to_string().is_empty(), "{name} does not say what is wrong");
     }

@@ -59,11 +59,19 @@ fn demo_shows_all_tables_after_each_step() {
     assert_eq!(lines(&redb)[1..], lines(&memory)[1..]);
     let mut rest = redb.as_str();
     for (step, next) in DEMO[1..].iter().zip(&DEMO[2..]) {
-        let (_, after) = rest.split_once(&format!("{step}\n")).unwrap_or_else(|| panic!("{step:?} is not in\n{rest}"));
-        let (shown, _) = after.split_once(&format!("{next}\n")).unwrap_or_else(|| panic!("{next:?} is not in\n{after}"));
+        let (_, after) = rest
+            .split_once(&format!("{step}\n"))
+            .unwrap_or_else(|| panic!("{step:?} is not in\n{rest}"));
+        let (shown, _) = after
+            .split_once(&format!("{next}\n"))
+            .unwrap_or_else(|| panic!("{next:?} is not in\n{after}"));
         for table in Table::ALL {
             let title = format!("{table}:");
-            assert_eq!(shown.lines().filter(|line| line.starts_with(&title)).count(), 2, "{table} after {step:?}");
+            assert_eq!(
+                shown.lines().filter(|line| line.starts_with(&title)).count(),
+                2,
+                "{table} after {step:?}"
+            );
         }
         rest = after;
     }
@@ -71,10 +79,20 @@ fn demo_shows_all_tables_after_each_step() {
 
 #[test]
 fn demo_refuses_what_it_does_not_know() {
-    for args in [&["--help-me"][..], &["--store"], &["--store", "paper"], &["tables"], &["--tables", "--tabels"]] {
+    for args in [
+        &["--help-me"][..],
+        &["--store"],
+        &["--store", "paper"],
+        &["tables"],
+        &["--tables", "--tabels"],
+    ] {
         let mut out = Vec::new();
-        let refusal = demo::run(args.iter().map(ToString::to_string), &mut out).unwrap_err().to_string();
-        assert!(refusal.ends_with("usage: demo [--store redb|memory] [--tables]"), "{args:?}: {refusal}");
+        let refusal =
+            demo::run(args.iter().map(ToString::to_string), &mut out).unwrap_err().to_string();
+        assert!(
+            refusal.ends_with("usage: demo [--store redb|memory] [--tables]"),
+            "{args:?}: {refusal}"
+        );
         assert_eq!(out, b"", "{args:?}");
     }
 }

@@ -1,9 +1,11 @@
-//! The relay machine alone, without a store: fed with whatever can happen, expected or not, in any order.
+//! The relay machine alone, without a store: fed with whatever can happen, expected or not, in any
+//! order.
 //!
-//! The driver below answers late, twice, for things it was never asked, under leases that are lost, with a clock that jumps both ways.
-//! What must hold whatever it does: no panic, one ticket of a lane at a time and in order (P4), no more than the window (F13), no publish
-//! while it pauses or stops (F12, F15) or under a lease that has run out (F3), no result dropped (F11), always a time to come
-//! back at, and never one that has passed (F13), and an end when it is asked to stop.
+//! The driver below answers late, twice, for things it was never asked, under leases that are lost,
+//! with a clock that jumps both ways. What must hold whatever it does: no panic, one ticket of a
+//! lane at a time and in order (P4), no more than the window (F13), no publish while it pauses or
+//! stops (F12, F15) or under a lease that has run out (F3), no result dropped (F11), always a time
+//! to come back at, and never one that has passed (F13), and an end when it is asked to stop.
 
 // A helper that cannot go on has found a failure, as a test has.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -14,8 +16,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use twobox::relay::{Action, Phase, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::{
-    Claimed, Delivery, EventId, LeaseRef, Millis, OrderingKey, Owner, Place, Reason, Renewed, Run, RunResult, Settled, Stale,
-    StaleLease,
+    Claimed, Delivery, EventId, LeaseRef, Millis, OrderingKey, Owner, Place, Reason, Renewed, Run,
+    RunResult, Settled, Stale, StaleLease,
 };
 
 const START: Millis = Millis::new(1_000_000_000);
@@ -88,7 +90,8 @@ struct Leased {
     confirmed: usize,
     /// The last publish ended and was not confirmed.
     ended: bool,
-    /// Others have taken the lane; what the machine settles under this lease will turn out to be stale.
+    /// Others have taken the lane; what the machine settles under this lease will turn out to be
+    /// stale.
     lost: bool,
 }
 
@@ -110,7 +113,12 @@ struct Driver {
 
 impl Driver {
     fn new() -> Self {
-        let settings = RelaySettings { window: 12, run: 4, lease: LEASE, ..RelaySettings::new(Owner::new("relay").unwrap()) };
+        let settings = RelaySettings {
+            window: 12,
+            run: 4,
+            lease: LEASE,
+            ..RelaySettings::new(Owner::new("relay").unwrap())
+        };
         Self {
             machine: RelayMachine::new(settings, START).unwrap(),
             clock: START,
@@ -135,52 +143,95 @@ impl Driver {
             match &action {
                 Action::Exchange(exchange) => {
                     assert!(self.transaction.is_none(), "one transaction at a time");
-                    assert!(exchange.claim > 0 || !exchange.settle.is_empty(), "an exchange of nothing");
-                    assert!(exchange.claim == 0 || !(self.stopping || self.machine.is_paused()), "a claim in a pause");
+                    assert!(
+                        exchange.claim > 0 || !exchange.settle.is_empty(),
+                        "an exchange of nothing"
+                    );
+                    assert!(
+                        exchange.claim == 0 || !(self.stopping || self.machine.is_paused()),
+                        "a claim in a pause"
+                    );
                     exchange.settle.iter().for_each(|result| self.check_result(result));
-                    let settled: Vec<u64> = exchange.settle.iter().map(|result| result.lease.token).collect();
-                    let open = self.leases.iter().filter(|(token, leased)| !settled.contains(token) && !leased.lost);
+                    let settled: Vec<u64> =
+                        exchange.settle.iter().map(|result| result.lease.token).collect();
+                    let open = self
+                        .leases
+                        .iter()
+                        .filter(|(token, leased)| !settled.contains(token) && !leased.lost);
                     let open: usize = open.map(|(_, leased)| leased.events.len()).sum();
-                    assert!(exchange.claim == 0 || exchange.claim + open <= 12, "more than the window");
-                    let trying =
-                        self.leases.iter().any(|(token, leased)| leased.alone && !leased.lost && !settled.contains(token));
-                    assert!(exchange.claim == 0 || !trying, "a claim while an event is tried alone (F4)");
+                    assert!(
+                        exchange.claim == 0 || exchange.claim + open <= 12,
+                        "more than the window"
+                    );
+                    let trying = self.leases.iter().any(|(token, leased)| {
+                        leased.alone && !leased.lost && !settled.contains(token)
+                    });
+                    assert!(
+                        exchange.claim == 0 || !trying,
+                        "a claim while an event is tried alone (F4)"
+                    );
                     self.transaction = Some(action);
                 }
                 Action::Renew(leases) => {
                     assert!(self.transaction.is_none(), "one transaction at a time");
                     assert!(!leases.is_empty());
-                    assert!(leases.iter().all(|lease| self.leases.contains_key(&lease.token)), "renews what it does not hold");
+                    assert!(
+                        leases.iter().all(|lease| self.leases.contains_key(&lease.token)),
+                        "renews what it does not hold"
+                    );
                     self.transaction = Some(action);
                 }
                 Action::Publish(tickets) => {
                     assert!(!self.stopping && !self.machine.is_paused(), "a publish in a pause");
-                    let held = |ticket: &&Ticket| self.leases.get(&ticket.lease.token).is_some_and(|leased| !leased.lost);
+                    let held = |ticket: &&Ticket| {
+                        self.leases.get(&ticket.lease.token).is_some_and(|leased| !leased.lost)
+                    };
                     let beside = self.publishing.iter().filter(held).count();
-                    assert!(!self.probing || beside + tickets.len() <= 1, "a probe is a single event (F15)");
+                    assert!(
+                        !self.probing || beside + tickets.len() <= 1,
+                        "a probe is a single event (F15)"
+                    );
                     for ticket in tickets {
                         self.check_ticket(ticket);
                     }
                     self.publishing.extend(tickets.iter().cloned());
-                    let alone =
-                        self.publishing.iter().any(|t| self.leases.get(&t.lease.token).is_some_and(|l| l.alone && !l.lost));
-                    assert!(!alone || self.publishing.len() == 1, "what is tried alone is alone (F4)");
+                    let alone = self.publishing.iter().any(|t| {
+                        self.leases.get(&t.lease.token).is_some_and(|l| l.alone && !l.lost)
+                    });
+                    assert!(
+                        !alone || self.publishing.len() == 1,
+                        "what is tried alone is alone (F4)"
+                    );
                 }
             }
         }
         match self.machine.poll_timeout() {
-            Some(at) => assert!(at > self.machine.now(), "it wants to come back at {at}, and it is {} (F13)", self.machine.now()),
+            Some(at) => assert!(
+                at > self.machine.now(),
+                "it wants to come back at {at}, and it is {} (F13)",
+                self.machine.now()
+            ),
             None => assert!(
-                self.transaction.is_some() || !self.publishing.is_empty() || self.machine.is_stopped(),
+                self.transaction.is_some()
+                    || !self.publishing.is_empty()
+                    || self.machine.is_stopped(),
                 "nothing is under way, and it does not want to come back"
             ),
         }
-        // What is being published is renewed when half of its lease is over, as soon as the store is there and not busy (F3).
-        if self.transaction.is_none() && !self.stopping && self.machine.phase() != Phase::StoreAway {
-            for leased in self.publishing.iter().filter_map(|ticket| self.leases.get(&ticket.lease.token)).filter(|l| !l.lost) {
+        // What is being published is renewed when half of its lease is over, as soon as the store
+        // is there and not busy (F3).
+        if self.transaction.is_none() && !self.stopping && self.machine.phase() != Phase::StoreAway
+        {
+            for leased in self
+                .publishing
+                .iter()
+                .filter_map(|ticket| self.leases.get(&ticket.lease.token))
+                .filter(|l| !l.lost)
+            {
                 let half = leased.until.before(LEASE / 2);
                 assert!(
-                    self.machine.now() < half && self.machine.poll_timeout().is_some_and(|at| at <= half),
+                    self.machine.now() < half
+                        && self.machine.poll_timeout().is_some_and(|at| at <= half),
                     "not renewed in time"
                 );
             }
@@ -189,58 +240,109 @@ impl Driver {
 
     fn check_ticket(&mut self, ticket: &Ticket) {
         let lane = &ticket.lease.lane;
-        assert!(self.publishing.iter().all(|other| other.lease.lane != *lane), "two tickets of lane {lane}");
-        let leased = self.leases.get_mut(&ticket.lease.token).expect("published under a lease that is lost or settled");
+        assert!(
+            self.publishing.iter().all(|other| other.lease.lane != *lane),
+            "two tickets of lane {lane}"
+        );
+        let leased = self
+            .leases
+            .get_mut(&ticket.lease.token)
+            .expect("published under a lease that is lost or settled");
         assert_eq!(*lane, leased.lane);
         assert!(!leased.lost, "published under a lease that is lost (P6)");
         assert!(self.machine.now() < leased.until, "published under a lease that has run out (F3)");
         assert_eq!(ticket.delivery.event, leased.events[leased.published], "the order of the run");
-        assert_eq!(leased.confirmed, leased.published, "before the one in front of it was confirmed");
+        assert_eq!(
+            leased.confirmed, leased.published,
+            "before the one in front of it was confirmed"
+        );
         leased.published += 1;
     }
 
-    /// A result is true: it says that confirmed which was, from the first on, and nothing that was not.
+    /// A result is true: it says that confirmed which was, from the first on, and nothing that was
+    /// not.
     fn check_result(&self, result: &RunResult) {
-        let Some(leased) = self.leases.get(&result.lease.token) else { panic!("it settles what it does not hold: {result:?}") };
+        let Some(leased) = self.leases.get(&result.lease.token) else {
+            panic!("it settles what it does not hold: {result:?}")
+        };
         assert_eq!(leased.lane, result.lease.lane);
-        assert_eq!(result.confirmed[..], leased.events[..leased.confirmed], "all that was confirmed, and only that (F11, F12)");
+        assert_eq!(
+            result.confirmed[..],
+            leased.events[..leased.confirmed],
+            "all that was confirmed, and only that (F11, F12)"
+        );
         if let Some((event, _)) = &result.ended {
             assert_eq!(*event, leased.events[leased.confirmed]);
         }
     }
 
-    fn claimed(&mut self, limit: usize, lanes: &[(u8, u8)], alone: bool, due_in: Option<u16>) -> Claimed {
+    fn claimed(
+        &mut self,
+        limit: usize,
+        lanes: &[(u8, u8)],
+        alone: bool,
+        due_in: Option<u16>,
+    ) -> Claimed {
         let now = self.machine.now();
-        let mut claimed =
-            Claimed { next_due: due_in.map(|millis| now + Duration::from_millis(millis.into())), ..Claimed::default() };
+        let mut claimed = Claimed {
+            next_due: due_in.map(|millis| now + Duration::from_millis(millis.into())),
+            ..Claimed::default()
+        };
         let mut left = limit;
         for (lane, events) in lanes {
             let lane = OrderingKey::new(format!("lane-{lane}")).unwrap();
-            // The store gives a lane again only when its lease is over; by then a run of the relay's own may still be held.
-            let held = self.leases.values().any(|leased| leased.lane == lane && !leased.lost && leased.until > now);
+            // The store gives a lane again only when its lease is over; by then a run of the
+            // relay's own may still be held.
+            let held = self
+                .leases
+                .values()
+                .any(|leased| leased.lane == lane && !leased.lost && leased.until > now);
             let events = usize::from(*events).min(4).min(left).min(if alone { 1 } else { 4 });
-            if held || events == 0 || claimed.runs.iter().any(|run| run.lease.lane == lane) || (alone && !claimed.runs.is_empty())
+            if held
+                || events == 0
+                || claimed.runs.iter().any(|run| run.lease.lane == lane)
+                || (alone && !claimed.runs.is_empty())
             {
                 continue;
             }
             left -= events;
-            self.leases.values_mut().filter(|leased| leased.lane == lane).for_each(|leased| leased.lost = true);
+            self.leases
+                .values_mut()
+                .filter(|leased| leased.lane == lane)
+                .for_each(|leased| leased.lost = true);
             self.tokens += 1;
             let next = self.sequences.entry(lane.clone()).or_default();
             let deliveries: Vec<Delivery> = (1..=events as u64)
                 .map(|n| Delivery {
                     event: EventId::new(format!("{lane}/{}", *next + n)).unwrap(),
-                    place: Place { begun: Millis::new(0), sequence: *next + n, after: *next + n - 1 },
+                    place: Place {
+                        begun: Millis::new(0),
+                        sequence: *next + n,
+                        after: *next + n - 1,
+                    },
                     attempt: 1,
                 })
                 .collect();
             *next += events as u64;
             let until = now + LEASE;
             let ids = deliveries.iter().map(|delivery| delivery.event.clone()).collect();
-            let leased =
-                Leased { lane: lane.clone(), until, alone, events: ids, published: 0, confirmed: 0, ended: false, lost: false };
+            let leased = Leased {
+                lane: lane.clone(),
+                until,
+                alone,
+                events: ids,
+                published: 0,
+                confirmed: 0,
+                ended: false,
+                lost: false,
+            };
             self.leases.insert(self.tokens, leased);
-            claimed.runs.push(Run { lease: LeaseRef { lane, token: self.tokens }, until, alone, deliveries });
+            claimed.runs.push(Run {
+                lease: LeaseRef { lane, token: self.tokens },
+                until,
+                alone,
+                deliveries,
+            });
         }
         claimed
     }
@@ -255,7 +357,8 @@ impl Driver {
                     self.leases.remove(&result.lease.token);
                 }
                 let settled = (!exchange.settle.is_empty()).then_some(settled);
-                let claimed = (exchange.claim > 0).then(|| self.claimed(exchange.claim, lanes, alone, due_in));
+                let claimed = (exchange.claim > 0)
+                    .then(|| self.claimed(exchange.claim, lanes, alone, due_in));
                 self.machine.handle_exchanged(self.clock, settled.as_ref(), claimed);
             }
             Some(Action::Renew(leases)) => {
@@ -310,7 +413,10 @@ impl Driver {
     }
 
     fn unexpected(&mut self, which: u8) {
-        let lease = LeaseRef { lane: OrderingKey::new(format!("lane-{}", which % LANES)).unwrap(), token: 77_777 };
+        let lease = LeaseRef {
+            lane: OrderingKey::new(format!("lane-{}", which % LANES)).unwrap(),
+            token: 77_777,
+        };
         let delivery = Delivery {
             event: EventId::new("unknown").unwrap(),
             place: Place { begun: Millis::new(0), sequence: 1, after: 0 },
@@ -318,16 +424,31 @@ impl Driver {
         };
         let exchange = matches!(self.transaction, Some(Action::Exchange(_)));
         match which % 6 {
-            0 => self.machine.handle_published(self.clock, &Ticket { lease, delivery }, Published::Confirmed),
+            0 => self.machine.handle_published(
+                self.clock,
+                &Ticket { lease, delivery },
+                Published::Confirmed,
+            ),
             // An answer that was given before.
             1 => {
-                if let Some(ticket) = self.old.last().filter(|ticket| !self.publishing.contains(ticket)) {
-                    self.machine.handle_published(self.clock, ticket, Published::Rejected(Reason::new("twice")));
+                if let Some(ticket) =
+                    self.old.last().filter(|ticket| !self.publishing.contains(ticket))
+                {
+                    self.machine.handle_published(
+                        self.clock,
+                        ticket,
+                        Published::Rejected(Reason::new("twice")),
+                    );
                 }
             }
             // The answer to another transaction than the one that is under way.
             2 if !exchange => {
-                let run = Run { lease, until: self.clock + LEASE, alone: false, deliveries: vec![delivery] };
+                let run = Run {
+                    lease,
+                    until: self.clock + LEASE,
+                    alone: false,
+                    deliveries: vec![delivery],
+                };
                 let claimed = Claimed { runs: vec![run], ..Claimed::default() };
                 self.machine.handle_exchanged(self.clock, None, Some(claimed));
             }
@@ -346,7 +467,9 @@ impl Driver {
 
     fn step(&mut self, step: &Step) {
         match step {
-            Step::Clock(millis) => self.clock = Millis::new(self.clock.get().saturating_add_signed(*millis)),
+            Step::Clock(millis) => {
+                self.clock = Millis::new(self.clock.get().saturating_add_signed(*millis))
+            }
             Step::Wait => {
                 if let Some(at) = self.machine.poll_timeout() {
                     self.clock = self.clock + at.since(self.machine.now());
@@ -367,7 +490,8 @@ impl Driver {
             Step::Published { which, how } => self.publish_ends(*which, *how),
             Step::Unread { which } => {
                 if !self.publishing.is_empty() {
-                    let ticket = self.publishing.remove(usize::from(*which) % self.publishing.len());
+                    let ticket =
+                        self.publishing.remove(usize::from(*which) % self.publishing.len());
                     if let Some(leased) = self.leases.get_mut(&ticket.lease.token) {
                         leased.ended = true;
                     }
@@ -387,7 +511,8 @@ impl Driver {
         }
     }
 
-    /// Asks it to stop, and answers all that it asks: it comes to its end, with every lease settled or lost.
+    /// Asks it to stop, and answers all that it asks: it comes to its end, with every lease settled
+    /// or lost.
     fn stop(&mut self) {
         self.machine.handle_stop(self.clock);
         self.stopping = true;

@@ -1,5 +1,5 @@
-//! The conformance suite on the reference store: all of it, with each single fault in each layout and recovery, and all pairs. Other
-//! stores are compared with this one, and run less.
+//! The conformance suite on the reference store: all of it, with each single fault in each layout
+//! and recovery, and all pairs. Other stores are compared with this one, and run less.
 
 mod common;
 
@@ -10,20 +10,23 @@ use twobox_conformance::{Failure, Fault, snapshot};
 
 twobox_conformance::suite!(Memory);
 
-/// The matrix is not empty by mistake: each scenario has faults at load, apply, commit and begin, and each kind of fault
-/// strikes somewhere.
+/// The matrix is not empty by mistake: each scenario has faults at load, apply, commit and begin,
+/// and each kind of fault strikes somewhere.
 #[test]
 fn every_kind_of_fault_strikes() -> Result<(), Failure> {
     for fault in Fault::ALL {
-        let struck = ALL.iter().filter(|scenario| matches!(snapshot::strikes::<Memory>(scenario, fault), Ok(true))).count();
+        let struck = ALL
+            .iter()
+            .filter(|scenario| matches!(snapshot::strikes::<Memory>(scenario, fault), Ok(true)))
+            .count();
         let least = if fault.site() == twobox_conformance::Site::Publish { 15 } else { ALL.len() };
         assert!(struck >= least, "{} strikes in {struck} scenarios only", fault.name());
     }
     Ok(())
 }
 
-/// The shortest scenario has 25 points, 115 runs with a single fault in each layout, and about a thousand pairs. Fewer would
-/// mean that the matrix does not reach what it should.
+/// The shortest scenario has 25 points, 115 runs with a single fault in each layout, and about a
+/// thousand pairs. Fewer would mean that the matrix does not reach what it should.
 #[test]
 fn the_matrix_is_as_large_as_it_should_be() -> Result<(), Failure> {
     let scenario = &twobox_conformance::scenario::buy_once;
@@ -33,7 +36,8 @@ fn the_matrix_is_as_large_as_it_should_be() -> Result<(), Failure> {
     Ok(())
 }
 
-/// How much all of it is, and how long it takes: `cargo test --test memory how_much -- --ignored --nocapture`.
+/// How much all of it is, and how long it takes: `cargo test --test memory how_much -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "it only prints"]
 fn how_much() -> Result<(), Failure> {
@@ -46,6 +50,9 @@ fn how_much() -> Result<(), Failure> {
         two += pair.pairs;
         known += pair.known;
     }
-    println!("{} scenarios, {points} points, {one} single faults, {two} pairs, of which {known} ended early", ALL.len());
+    println!(
+        "{} scenarios, {points} points, {one} single faults, {two} pairs, of which {known} ended early",
+        ALL.len()
+    );
     Ok(())
 }

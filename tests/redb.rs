@@ -1,4 +1,5 @@
-//! The conformance suite on redb. Its tables must be those of the reference store after each fault; nothing is recorded here.
+//! The conformance suite on redb. Its tables must be those of the reference store after each fault;
+//! nothing is recorded here.
 
 #![allow(clippy::unwrap_used, reason = "a harness that cannot open its store has nothing to test")]
 
@@ -17,16 +18,24 @@ use twobox_redb::{RedbOptions, RedbStore};
 /// A table of the user's own.
 const OWN: TableDefinition<'_, &str, &str> = TableDefinition::new("own");
 
-fn put_own_row(tx: &redb::WriteTransaction, key: &str, value: &str) -> Result<(), twobox_redb::RedbError> {
+fn put_own_row(
+    tx: &redb::WriteTransaction,
+    key: &str,
+    value: &str,
+) -> Result<(), twobox_redb::RedbError> {
     tx.open_table(OWN)?.insert(key, value)?;
     Ok(())
 }
 
-fn own_row(tx: &redb::WriteTransaction, key: &str) -> Result<Option<String>, twobox_redb::RedbError> {
+fn own_row(
+    tx: &redb::WriteTransaction,
+    key: &str,
+) -> Result<Option<String>, twobox_redb::RedbError> {
     Ok(tx.open_table(OWN)?.get(key)?.map(|value| value.value().to_string()))
 }
 
-/// A small cache, and no look at the whole file when it is opened, which is tested elsewhere and takes most of the time here.
+/// A small cache, and no look at the whole file when it is opened, which is tested elsewhere and
+/// takes most of the time here.
 const OPTIONS: RedbOptions = RedbOptions::new().cache_bytes(1 << 20).verify_on_open(false);
 
 /// redb on bytes in memory, which stay when the store is gone.
@@ -82,7 +91,8 @@ impl Harness for OnBytes {
         Self { store, bytes }
     }
 
-    /// The copy is made before the store is closed, so redb finds a database that was not closed and has to repair it.
+    /// The copy is made before the store is closed, so redb finds a database that was not closed
+    /// and has to repair it.
     fn crash(self) -> Self {
         let bytes = self.bytes.copy();
         let store = OPTIONS.open_on(bytes.clone()).unwrap();
@@ -102,9 +112,10 @@ impl Harness for OnBytes {
     }
 }
 
-// A run costs many times what it costs in memory, so the reference, in `tests/memory.rs`, runs everything: each single fault with one
-// store and with two, each going on and started again, and all pairs. Here each single fault is run with one store going on, and with
-// two stores started again, where the tables must be the reference's; and each 200th pair.
+// A run costs many times what it costs in memory, so the reference, in `tests/memory.rs`, runs
+// everything: each single fault with one store and with two, each going on and started again, and
+// all pairs. Here each single fault is run with one store going on, and with two stores started
+// again, where the tables must be the reference's; and each 200th pair.
 twobox_conformance::suite!(OnBytes, pairs: 200, reference: Memory);
 
 /// redb in a file.

@@ -1,4 +1,5 @@
-//! `docs/settings.md` says what the settings are if nothing else is said: this compares it with the code, row by row.
+//! `docs/settings.md` says what the settings are if nothing else is said: this compares it with the
+//! code, row by row.
 
 // A helper that cannot go on has found a failure, as a test has.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -10,15 +11,16 @@ use std::path::Path;
 
 use twobox::relay::{Published, Relay, RelaySettings};
 use twobox::{
-    Body, Claim, CommitOrder, Consumer, DeliveryPolicy, Draft, EventId, Fingerprint, Handled, Headers, Inbox, Millis, Owner,
-    Reason, Receipt, Request, Retention, Store, WhenDead,
+    Body, Claim, CommitOrder, Consumer, DeliveryPolicy, Draft, EventId, Fingerprint, Handled,
+    Headers, Inbox, Millis, Owner, Reason, Receipt, Request, Retention, Store, WhenDead,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbOptions;
 
 /// The rows of the page by section and setting: default, unit, consequence.
 fn page() -> BTreeMap<(String, String), (String, String, String)> {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md")).unwrap();
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md")).unwrap();
     let mut rows = BTreeMap::new();
     let mut section = String::new();
     for line in text.lines() {
@@ -27,7 +29,9 @@ fn page() -> BTreeMap<(String, String), (String, String, String)> {
         }
         if line.starts_with("| `") {
             let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-            let [name, value, unit, consequence] = cells[..] else { panic!("not four cells: {line}") };
+            let [name, value, unit, consequence] = cells[..] else {
+                panic!("not four cells: {line}")
+            };
             let key = (section.clone(), name.trim_matches('`').to_string());
             let row = (value.to_string(), unit.to_string(), consequence.to_string());
             assert!(rows.insert(key, row).is_none(), "{name} stands twice");
@@ -48,11 +52,14 @@ fn maybe(duration: Option<Duration>) -> (String, &'static str) {
     (duration.map_or_else(|| "None".to_string(), |duration| duration.as_millis().to_string()), "ms")
 }
 
-/// The settings as the code has them. Each struct is taken apart by all of its fields, so that a new one cannot be forgotten.
+/// The settings as the code has them. Each struct is taken apart by all of its fields, so that a
+/// new one cannot be forgotten.
 fn code() -> BTreeMap<(String, String), (String, &'static str)> {
-    let DeliveryPolicy { backoff_base, backoff_cap, max_failures, max_starts, when_dead } = DeliveryPolicy::default();
+    let DeliveryPolicy { backoff_base, backoff_cap, max_failures, max_starts, when_dead } =
+        DeliveryPolicy::default();
     let settings = RelaySettings::new(Owner::new("relay").unwrap());
-    let RelaySettings { owner: _, policy, window, run, lease, poll, pause_base, pause_cap } = settings;
+    let RelaySettings { owner: _, policy, window, run, lease, poll, pause_base, pause_cap } =
+        settings;
     assert_eq!(policy.as_ref(), &DeliveryPolicy::default());
     let Retention { events, inbox, requests, orders, positions } = Retention::default();
     let when_dead = match when_dead {
@@ -92,7 +99,9 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         ("limits", "Retention::SHORTEST", ms(Retention::SHORTEST)),
         ("limits", "CONFLICT_TRIES", number(twobox::store::CONFLICT_TRIES, "times")),
     ];
-    rows.into_iter().map(|(section, name, row)| ((section.to_string(), name.to_string()), row)).collect()
+    rows.into_iter()
+        .map(|(section, name, row)| ((section.to_string(), name.to_string()), row))
+        .collect()
 }
 
 /// The value of a field, as `Debug` shows it.
@@ -106,7 +115,13 @@ fn second_event() -> twobox::relay::Message {
     let store = MemoryStore::new();
     let request = Request::new("scope", "req", Fingerprint::of_bytes(b"")).unwrap();
     let drafts = [1, 2].map(|_| Draft::new("t", Body::text("").unwrap()).unwrap());
-    let order = CommitOrder::new(&request, twobox::OrderId::new("order").unwrap(), Body::text("").unwrap(), drafts).unwrap();
+    let order = CommitOrder::new(
+        &request,
+        twobox::OrderId::new("order").unwrap(),
+        Body::text("").unwrap(),
+        drafts,
+    )
+    .unwrap();
     store.run(order, Millis::new(1)).unwrap();
     let mut sent = Vec::new();
     struct Keep<'k>(&'k mut Vec<twobox::relay::Message>);
@@ -117,7 +132,10 @@ fn second_event() -> twobox::relay::Message {
         }
     }
     let settings = RelaySettings::new(Owner::new("relay").unwrap());
-    Relay::new(&store, Keep(&mut sent), settings, Millis::new(1)).unwrap().run_until_idle(Millis::new(1)).unwrap();
+    Relay::new(&store, Keep(&mut sent), settings, Millis::new(1))
+        .unwrap()
+        .run_until_idle(Millis::new(1))
+        .unwrap();
     sent.remove(1)
 }
 
@@ -133,14 +151,20 @@ fn failures_of_an_inbox() -> usize {
 fn an_inbox_waits() -> bool {
     let (store, message) = (MemoryStore::new(), second_event());
     let inbox = Inbox::new(&store, Consumer::new("c").unwrap());
-    let receipt = inbox.receive(&message, Millis::new(1), |_, _| Ok::<_, String>(Handled::Done)).unwrap();
+    let receipt =
+        inbox.receive(&message, Millis::new(1), |_, _| Ok::<_, String>(Handled::Done)).unwrap();
     matches!(receipt, Receipt::WaitsFor(_))
 }
 
 #[test]
 fn the_page_says_what_the_code_does() {
     let (page, code) = (page(), code());
-    assert!(page.keys().eq(code.keys()), "on the page: {:?}\nin the code: {:?}", page.keys(), code.keys());
+    assert!(
+        page.keys().eq(code.keys()),
+        "on the page: {:?}\nin the code: {:?}",
+        page.keys(),
+        code.keys()
+    );
     for (key, (value, unit)) in &code {
         let (said, its_unit, consequence) = &page[key];
         assert_eq!((said.as_str(), its_unit.as_str()), (value.as_str(), *unit), "{key:?}");
@@ -154,9 +178,15 @@ fn the_defaults_go_together() {
     let policy = DeliveryPolicy::default().checked().unwrap();
     RelaySettings::new(Owner::new("relay").unwrap()).checked().unwrap();
     Retention::default().checked(&policy).unwrap();
-    // For how long an event is tried: all waits between the first and the last try, at their shortest and at their longest.
-    let waits = (1..policy.max_failures).map(|n| (policy.backoff_base * (1 << (n - 1))).min(policy.backoff_cap));
+    // For how long an event is tried: all waits between the first and the last try, at their
+    // shortest and at their longest.
+    let waits = (1..policy.max_failures)
+        .map(|n| (policy.backoff_base * (1 << (n - 1))).min(policy.backoff_cap));
     let longest: Duration = waits.sum();
-    let said = format!("tried for {} to {} minutes", longest.as_secs() / 120, longest.as_secs() / 60);
-    assert!(page()[&("DeliveryPolicy".to_string(), "max_failures".to_string())].2.contains(&said), "{said}");
+    let said =
+        format!("tried for {} to {} minutes", longest.as_secs() / 120, longest.as_secs() / 60);
+    assert!(
+        page()[&("DeliveryPolicy".to_string(), "max_failures".to_string())].2.contains(&said),
+        "{said}"
+    );
 }

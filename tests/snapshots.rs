@@ -1,8 +1,9 @@
-//! The snapshots: what every table looks like after each kind of fault in each scenario. There is one set for all adapters, in
-//! `snapshots/`. The reference store records it here; every other store is compared with the reference where it is tested, and
-//! never writes a file.
+//! The snapshots: what every table looks like after each kind of fault in each scenario. There is
+//! one set for all adapters, in `snapshots/`. The reference store records it here; every other
+//! store is compared with the reference where it is tested, and never writes a file.
 //!
-//! After a change of a rule, run `cargo insta test --test snapshots` and review what it did to the tables.
+//! After a change of a rule, run `cargo insta test --test snapshots` and review what it did to the
+//! tables.
 
 mod common;
 
@@ -14,7 +15,8 @@ use common::Memory;
 use twobox_conformance::scenario::{ALL, Scenario};
 use twobox_conformance::{Failure, Fault, snapshot};
 
-/// All snapshots of a scenario are looked at before the first difference is reported, so that a review shows all of them.
+/// All snapshots of a scenario are looked at before the first difference is reported, so that a
+/// review shows all of them.
 fn check(scenario: &Scenario) -> Result<(), Failure> {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../snapshots");
@@ -24,7 +26,9 @@ fn check(scenario: &Scenario) -> Result<(), Failure> {
     for fault in Fault::ALL {
         let Some(text) = snapshot::text::<Memory>(scenario, fault)? else { continue };
         let name = snapshot::name(scenario, fault);
-        let same = catch_unwind(AssertUnwindSafe(|| settings.bind(|| insta::assert_snapshot!(name.as_str(), text))));
+        let same = catch_unwind(AssertUnwindSafe(|| {
+            settings.bind(|| insta::assert_snapshot!(name.as_str(), text))
+        }));
         different = different.or(same.err());
     }
     match different {
@@ -68,10 +72,15 @@ fn no_snapshot_is_unreferenced() -> Result<(), Failure> {
         }
     }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots");
-    let there = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let there = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap());
     let there: BTreeSet<String> = there.collect();
     let left_over: Vec<&String> = there.difference(&named).collect();
     let missing: Vec<&String> = named.difference(&there).collect();
-    assert!(left_over.is_empty() && missing.is_empty(), "left over: {left_over:?}, missing: {missing:?}");
+    assert!(
+        left_over.is_empty() && missing.is_empty(),
+        "left over: {left_over:?}, missing: {missing:?}"
+    );
     Ok(())
 }

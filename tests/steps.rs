@@ -1,5 +1,6 @@
-//! Transactions of several steps on redb, each compared with the reference store: what is written late, kept open or shared in a transaction changes no
-//! answer and no row (P3, P4, P6), however the steps come into it and however it ends.
+//! Transactions of several steps on redb, each compared with the reference store: what is written
+//! late, kept open or shared in a transaction changes no answer and no row (P3, P4, P6), however
+//! the steps come into it and however it ends.
 
 // A helper that cannot go on has found a failure, as a test has.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -15,9 +16,10 @@ use proptest::sample::Index;
 use redb::TableDefinition;
 use redb::backends::InMemoryBackend;
 use twobox::{
-    Body, Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, DeliveryState, Discard, Draft, Dump, Ending, EventId, Fingerprint,
-    LeaseRef, Load, Millis, OrderId, OrderingKey, Owner, Purge, Query, Reader, Reason, Record, Redrive, RedriveWindow, Renew,
-    Request, Retention, Run, RunResult, Settle, Store, Table, Tables, Transaction, WhenDead,
+    Body, Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, DeliveryState, Discard, Draft, Dump,
+    Ending, EventId, Fingerprint, LeaseRef, Load, Millis, OrderId, OrderingKey, Owner, Purge,
+    Query, Reader, Reason, Record, Redrive, RedriveWindow, Renew, Request, Retention, Run,
+    RunResult, Settle, Store, Table, Tables, Transaction, WhenDead,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::{Lent, RedbOptions, RedbStore};
@@ -100,11 +102,24 @@ impl Settings {
     fn new() -> Self {
         let policy = |when_dead| {
             let (base, cap) = (Duration::from_millis(1), Duration::from_millis(u16::MAX.into()));
-            DeliveryPolicy { backoff_base: base, backoff_cap: cap, max_failures: 2, max_starts: 3, when_dead }.checked().unwrap()
+            DeliveryPolicy {
+                backoff_base: base,
+                backoff_cap: cap,
+                max_failures: 2,
+                max_starts: 3,
+                when_dead,
+            }
+            .checked()
+            .unwrap()
         };
         let block = policy(WhenDead::Block);
         let minute = Duration::from_secs(60);
-        let retention = Retention { events: minute, requests: minute, orders: Some(minute), ..Retention::default() };
+        let retention = Retention {
+            events: minute,
+            requests: minute,
+            orders: Some(minute),
+            ..Retention::default()
+        };
         let retention = retention.checked(&block).unwrap();
         let window = retention.redrive_window(&block);
         Self { go_on: policy(WhenDead::Continue), block, retention, window }
@@ -128,23 +143,46 @@ fn shown<T: Debug, E: Debug>(result: Result<T, E>) -> String {
     }
 }
 
-fn perform(tx: &mut impl Tables, step: &Step, now: Millis, settings: &Settings, runs: &mut Vec<Run>) -> String {
+fn perform(
+    tx: &mut impl Tables,
+    step: &Step,
+    now: Millis,
+    settings: &Settings,
+    runs: &mut Vec<Run>,
+) -> String {
     match step {
-        Step::Place(request, drafts, id) => {
-            shown(tx.run(CommitOrder::new(request, id.clone(), Body::text("o").unwrap(), drafts.clone()).unwrap(), now))
-        }
+        Step::Place(request, drafts, id) => shown(
+            tx.run(
+                CommitOrder::new(request, id.clone(), Body::text("o").unwrap(), drafts.clone())
+                    .unwrap(),
+                now,
+            ),
+        ),
         Step::Claim { limit, run, lease, block } => {
             let owner = Owner::new("relay").unwrap();
-            let claimed = tx.run(Claim::new(settings.policy(*block), owner, *lease, *limit).unwrap().run(*run), now);
+            let claimed = tx.run(
+                Claim::new(settings.policy(*block), owner, *lease, *limit).unwrap().run(*run),
+                now,
+            );
             runs.extend(claimed.iter().flat_map(|claimed| claimed.runs.clone()));
             shown(claimed)
         }
-        Step::Settle(results, block) => shown(tx.run(Settle::new(settings.policy(*block), results.clone()), now)),
+        Step::Settle(results, block) => {
+            shown(tx.run(Settle::new(settings.policy(*block), results.clone()), now))
+        }
         Step::Renew(leases, lease) => shown(tx.run(Renew::new(leases.clone(), *lease), now)),
-        Step::Cancel(events) => shown(tx.run(Cancel::new(events.clone(), Reason::new("c")).unwrap(), now)),
-        Step::Redrive(events) => shown(tx.run(Redrive::new(events.clone(), settings.window).unwrap(), now)),
-        Step::Discard(events) => shown(tx.run(Discard::new(events.clone(), Reason::new("d")).unwrap(), now)),
-        Step::Purge(table) => shown(tx.run(Purge::new(&settings.retention, *table, NonZeroU16::new(40).unwrap()), now)),
+        Step::Cancel(events) => {
+            shown(tx.run(Cancel::new(events.clone(), Reason::new("c")).unwrap(), now))
+        }
+        Step::Redrive(events) => {
+            shown(tx.run(Redrive::new(events.clone(), settings.window).unwrap(), now))
+        }
+        Step::Discard(events) => {
+            shown(tx.run(Discard::new(events.clone(), Reason::new("d")).unwrap(), now))
+        }
+        Step::Purge(table) => shown(
+            tx.run(Purge::new(&settings.retention, *table, NonZeroU16::new(40).unwrap()), now),
+        ),
         Step::Load(query) => shown(tx.load(query)),
         Step::HandOut => String::new(),
     }
@@ -158,8 +196,11 @@ struct World {
 
 impl World {
     fn events(&self, chosen: &[Index]) -> Vec<EventId> {
-        let mut events: Vec<EventId> =
-            chosen.iter().filter(|_| !self.events.is_empty()).map(|at| at.get(&self.events).clone()).collect();
+        let mut events: Vec<EventId> = chosen
+            .iter()
+            .filter(|_| !self.events.is_empty())
+            .map(|at| at.get(&self.events).clone())
+            .collect();
         events.push(EventId::new("nobody's").unwrap());
         events
     }
@@ -179,19 +220,25 @@ impl World {
                 let order = OrderId::new(format!("order-{id}")).unwrap();
                 let drafts = lanes.iter().map(|number| {
                     let draft = Draft::new("t", Body::text("e").unwrap()).unwrap();
-                    let draft = if *number == 255 { draft } else { draft.ordering_key(lane(*number)) };
+                    let draft =
+                        if *number == 255 { draft } else { draft.ordering_key(lane(*number)) };
                     not_before.map_or(draft.clone(), |late| draft.not_before(now + ms(late)))
                 });
-                self.events.extend((1..=lanes.len()).map(|n| EventId::new(format!("{order}/{n}")).unwrap()));
+                self.events.extend(
+                    (1..=lanes.len()).map(|n| EventId::new(format!("{order}/{n}")).unwrap()),
+                );
                 self.events.sort();
                 self.events.dedup();
                 Step::Place(Request::new("s", id, parameters).unwrap(), drafts.collect(), order)
             }
-            Op::Claim { limit, run, lease, block } => Step::Claim { limit: *limit, run: *run, lease: ms(*lease), block: *block },
+            Op::Claim { limit, run, lease, block } => {
+                Step::Claim { limit: *limit, run: *run, lease: ms(*lease), block: *block }
+            }
             Op::Settle { runs, block } => {
                 let results = runs.iter().filter_map(|(at, confirmed, ending)| {
                     let run = self.run(*at)?;
-                    let ids: Vec<EventId> = run.deliveries.iter().map(|delivery| delivery.event.clone()).collect();
+                    let ids: Vec<EventId> =
+                        run.deliveries.iter().map(|delivery| delivery.event.clone()).collect();
                     let (confirmed, rest) = ids.split_at((*confirmed).min(ids.len()));
                     let why = Reason::new("w");
                     let ending = match ending {
@@ -202,20 +249,30 @@ impl World {
                         _ => None,
                     };
                     let ended = rest.first().cloned().zip(ending);
-                    Some(RunResult { lease: run.lease.clone(), confirmed: confirmed.to_vec(), ended })
+                    Some(RunResult {
+                        lease: run.lease.clone(),
+                        confirmed: confirmed.to_vec(),
+                        ended,
+                    })
                 });
                 Step::Settle(results.collect(), *block)
             }
-            Op::Renew { runs, lease } => {
-                Step::Renew(runs.iter().filter_map(|at| Some(self.run(*at)?.lease.clone())).collect(), ms(*lease))
-            }
+            Op::Renew { runs, lease } => Step::Renew(
+                runs.iter().filter_map(|at| Some(self.run(*at)?.lease.clone())).collect(),
+                ms(*lease),
+            ),
             Op::Cancel(events) => Step::Cancel(self.events(events)),
             Op::Redrive(events) => Step::Redrive(self.events(events)),
             Op::Discard(events) => Step::Discard(self.events(events)),
             Op::Purge(table) => Step::Purge(*table),
             Op::Load(0) => Step::Load(Query::Pending { after: None, limit: usize::MAX }),
             Op::Load(1) => Step::Load(Query::Dead { after: None, limit: usize::MAX }),
-            Op::Load(n) => Step::Load(Query::Due { now, lanes: usize::from(*n) * 9, run: usize::from(*n % 4), events: 50 }),
+            Op::Load(n) => Step::Load(Query::Due {
+                now,
+                lanes: usize::from(*n) * 9,
+                run: usize::from(*n % 4),
+                events: 50,
+            }),
             Op::HandOut => Step::HandOut,
         }
     }
@@ -250,13 +307,21 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn transaction() -> impl Strategy<Value = (Way, End, i64, Vec<Op>)> {
-    let way = prop::sample::select(vec![Way::Begun, Way::Lent, Way::LentEach, Way::Written, Way::Nested]);
+    let way =
+        prop::sample::select(vec![Way::Begun, Way::Lent, Way::LentEach, Way::Written, Way::Nested]);
     let end = prop_oneof![6 => Just(End::Commit), 1 => Just(End::RollBack), 1 => Just(End::Panic)];
     let pass = prop_oneof![4 => Just(0_i64), 3 => Just(10), 3 => Just(1_000), 2 => Just(70_000), 1 => Just(-5_000)];
     (way, end, pass, prop::collection::vec(op(), 1..7))
 }
 
-fn in_redb(store: &RedbStore, way: Way, end: End, steps: &[Step], now: Millis, settings: &Settings) -> Vec<String> {
+fn in_redb(
+    store: &RedbStore,
+    way: Way,
+    end: End,
+    steps: &[Step],
+    now: Millis,
+    settings: &Settings,
+) -> Vec<String> {
     let mut runs = Vec::new();
     let mut answers = Vec::new();
     let touch = |tx: &redb::WriteTransaction| {
@@ -270,7 +335,13 @@ fn in_redb(store: &RedbStore, way: Way, end: End, steps: &[Step], now: Millis, s
                     touch(tx.redb());
                 }
                 if way == Way::Nested && at % 2 == 1 {
-                    answers.push(perform(&mut Lent::new(tx.redb()).unwrap(), step, now, settings, &mut runs));
+                    answers.push(perform(
+                        &mut Lent::new(tx.redb()).unwrap(),
+                        step,
+                        now,
+                        settings,
+                        &mut runs,
+                    ));
                 } else {
                     answers.push(perform(&mut tx, step, now, settings, &mut runs));
                 }
@@ -333,7 +404,10 @@ fn check(store: &MemoryStore) {
     for stored in rows.as_slice() {
         match (&stored.record, &lane) {
             (Record::Lane(key, row), _) => {
-                assert!(row.due.is_some() || row.blocked_by.is_some(), "nobody delivers {key}: {row:?}");
+                assert!(
+                    row.due.is_some() || row.blocked_by.is_some(),
+                    "nobody delivers {key}: {row:?}"
+                );
                 (lane, pending) = (Some((key.clone(), row.clone())), 0);
             }
             (Record::Outbox(id, row), Some((key, lane))) => {
@@ -345,7 +419,11 @@ fn check(store: &MemoryStore) {
             (other, _) => panic!("{other:?}"),
         }
     }
-    for stored in view.load(&Query::Walk { table: Table::Lanes, after: None, limit: usize::MAX }).unwrap().as_slice() {
+    for stored in view
+        .load(&Query::Walk { table: Table::Lanes, after: None, limit: usize::MAX })
+        .unwrap()
+        .as_slice()
+    {
         let Record::Lane(key, row) = &stored.record else { panic!("no lane") };
         assert!(row.due.is_none() || row.blocked_by.is_none(), "{key}: {row:?}");
     }
@@ -377,11 +455,15 @@ fn run(transactions: Vec<(Way, End, i64, Vec<Op>)>) {
         }
         assert_eq!(found.len(), answers.len());
         let text = |dump: Dump| dump.to_string();
-        let (in_memory, in_redb) = (Dump::of(&mut memory.view().unwrap()), Dump::of(&mut redb.view().unwrap()));
+        let (in_memory, in_redb) =
+            (Dump::of(&mut memory.view().unwrap()), Dump::of(&mut redb.view().unwrap()));
         assert_eq!(text(in_redb.unwrap()), text(in_memory.unwrap()), "after {way:?} {end:?}");
         for due in [at, Millis::MAX] {
             let due = Query::Due { now: due, lanes: 4096, run: 3, events: 4096 };
-            assert_eq!(redb.view().unwrap().load(&due).unwrap(), memory.view().unwrap().load(&due).unwrap());
+            assert_eq!(
+                redb.view().unwrap().load(&due).unwrap(),
+                memory.view().unwrap().load(&due).unwrap()
+            );
         }
         check(&memory);
     }

@@ -1,4 +1,5 @@
-//! Drives a relay machine on a store and a publisher, one action after the other, in the calling thread.
+//! Drives a relay machine on a store and a publisher, one action after the other, in the calling
+//! thread.
 
 use alloc::vec::Vec;
 
@@ -46,7 +47,12 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
     /// # Errors
     ///
     /// [`Invalid`] if the settings do not go together.
-    pub fn new(store: &'a S, publisher: P, settings: RelaySettings, now: Millis) -> Result<Self, Invalid> {
+    pub fn new(
+        store: &'a S,
+        publisher: P,
+        settings: RelaySettings,
+        now: Millis,
+    ) -> Result<Self, Invalid> {
         Ok(Self { store, publisher, machine: RelayMachine::new(settings, now)? })
     }
 
@@ -61,8 +67,8 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
         &mut self.publisher
     }
 
-    /// Delivers everything that can be delivered at this time: until nothing is due, or the broker cannot be reached.
-    /// It returns what the relay has done since it was made.
+    /// Delivers everything that can be delivered at this time: until nothing is due, or the broker
+    /// cannot be reached. It returns what the relay has done since it was made.
     ///
     /// # Errors
     ///
@@ -84,8 +90,8 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
         Ok(self.machine.counters())
     }
 
-    /// Does the next thing, if there is one, and says whether there was. With nothing to do, call again at the time of
-    /// [`RelayMachine::poll_timeout`].
+    /// Does the next thing, if there is one, and says whether there was. With nothing to do, call
+    /// again at the time of [`RelayMachine::poll_timeout`].
     ///
     /// # Errors
     ///
@@ -94,11 +100,18 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
         self.machine.handle_timeout(now);
         let Some(action) = self.machine.poll_action() else { return Ok(false) };
         let result = match action {
-            Action::Exchange(exchange) => run_exchange(self.store, self.machine.settings(), self.machine.now(), exchange)
-                .map(|(settled, claimed)| self.machine.handle_exchanged(now, settled.as_ref(), claimed)),
+            Action::Exchange(exchange) => {
+                run_exchange(self.store, self.machine.settings(), self.machine.now(), exchange).map(
+                    |(settled, claimed)| {
+                        self.machine.handle_exchanged(now, settled.as_ref(), claimed)
+                    },
+                )
+            }
             Action::Renew(leases) => {
                 let renew = Renew::new(leases, self.machine.settings().lease);
-                self.store.run(renew, self.machine.now()).map(|renewed| self.machine.handle_renewed(now, &renewed))
+                self.store
+                    .run(renew, self.machine.now())
+                    .map(|renewed| self.machine.handle_renewed(now, &renewed))
             }
             Action::Publish(tickets) => self.publish(now, &tickets),
         };
@@ -132,7 +145,9 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
         }
         let mut answers = self.publisher.publish(&batch, self.machine.now()).into_iter();
         for ticket in published {
-            let answer = answers.next().unwrap_or_else(|| Published::Failed(Reason::new("the publisher gave no answer")));
+            let answer = answers
+                .next()
+                .unwrap_or_else(|| Published::Failed(Reason::new("the publisher gave no answer")));
             self.machine.handle_published(now, ticket, answer);
         }
         Ok(())

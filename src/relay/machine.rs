@@ -1,4 +1,5 @@
-//! The machine itself: which lanes it holds, what is being published, what is to be settled, and when to come again.
+//! The machine itself: which lanes it holds, what is being published, what is to be settled, and
+//! when to come again.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -24,11 +25,13 @@ pub struct RelaySettings {
     pub window: usize,
     /// How many events of one lane are claimed at once. Default 16.
     pub run: usize,
-    /// How long a lease lasts; it is renewed when half of it is over. It must not be longer than the policy's longest backoff. Default 30 s.
+    /// How long a lease lasts; it is renewed when half of it is over. It must not be longer than
+    /// the policy's longest backoff. Default 30 s.
     pub lease: Duration,
     /// When to look for events that nobody has announced. Default 1 s.
     pub poll: Duration,
-    /// The first pause after the broker could not be reached, or the store failed; it doubles each time. Default 500 ms.
+    /// The first pause after the broker could not be reached, or the store failed; it doubles each
+    /// time. Default 500 ms.
     pub pause_base: Duration,
     /// The longest pause. Default 30 s.
     pub pause_cap: Duration,
@@ -54,17 +57,31 @@ impl RelaySettings {
     ///
     /// # Errors
     ///
-    /// [`Invalid`] if the window is not 1 to [`Claim::MAX`], the run is not 1 to the window, a time is too short, or the lease is longer than the policy's longest backoff.
+    /// [`Invalid`] if the window is not 1 to [`Claim::MAX`], the run is not 1 to the window, a time
+    /// is too short, or the lease is longer than the policy's longest backoff.
     pub fn checked(self) -> Result<Checked<Self>, Invalid> {
         let refuse = |field, reason: &str| Err(Invalid::Unsafe { field, reason: reason.into() });
         if self.window == 0 || self.window > Claim::MAX {
-            return Err(Invalid::OutOfRange { field: "window", min: 1, max: Claim::MAX as u64, value: self.window as u64 });
+            return Err(Invalid::OutOfRange {
+                field: "window",
+                min: 1,
+                max: Claim::MAX as u64,
+                value: self.window as u64,
+            });
         }
         if self.run == 0 || self.run > self.window {
-            return Err(Invalid::OutOfRange { field: "run", min: 1, max: self.window as u64, value: self.run as u64 });
+            return Err(Invalid::OutOfRange {
+                field: "run",
+                min: 1,
+                max: self.window as u64,
+                value: self.run as u64,
+            });
         }
         if self.lease < Duration::from_millis(10) {
-            return refuse("lease", "it would run out before anything could be published; give at least 10 ms");
+            return refuse(
+                "lease",
+                "it would run out before anything could be published; give at least 10 ms",
+            );
         }
         self.policy.check_lease(self.lease)?;
         if self.poll < Duration::from_millis(1) || self.pause_base < Duration::from_millis(1) {
@@ -81,13 +98,16 @@ impl RelaySettings {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[must_use]
 pub enum Action {
-    /// Settle and claim in one transaction, at the time that [`RelayMachine::now`] has now, then [`RelayMachine::handle_exchanged`],
-    /// or [`RelayMachine::handle_store_failed`] if it failed or nobody knows.
+    /// Settle and claim in one transaction, at the time that [`RelayMachine::now`] has now, then
+    /// [`RelayMachine::handle_exchanged`], or [`RelayMachine::handle_store_failed`] if it failed or
+    /// nobody knows.
     Exchange(Exchange),
-    /// Publish these, at the same time if possible: no two are of the same lane. Then [`RelayMachine::handle_published`] for each,
-    /// as soon as it has ended, or [`RelayMachine::handle_unread`].
+    /// Publish these, at the same time if possible: no two are of the same lane. Then
+    /// [`RelayMachine::handle_published`] for each, as soon as it has ended, or
+    /// [`RelayMachine::handle_unread`].
     Publish(Vec<Ticket>),
-    /// Renew these leases for another [`RelaySettings::lease`] from [`RelayMachine::now`] on, then [`RelayMachine::handle_renewed`] or [`RelayMachine::handle_store_failed`].
+    /// Renew these leases for another [`RelaySettings::lease`] from [`RelayMachine::now`] on, then
+    /// [`RelayMachine::handle_renewed`] or [`RelayMachine::handle_store_failed`].
     Renew(Vec<LeaseRef>),
 }
 
@@ -103,10 +123,15 @@ pub struct Exchange {
 impl Exchange {
     /// The transitions to run, one after the other, in one transaction.
     #[must_use]
-    pub fn into_transitions(self, settings: &Checked<RelaySettings>) -> (Option<Settle<'_>>, Option<Claim<'_>>) {
+    pub fn into_transitions(
+        self,
+        settings: &Checked<RelaySettings>,
+    ) -> (Option<Settle<'_>>, Option<Claim<'_>>) {
         let settle = (!self.settle.is_empty()).then(|| Settle::new(&settings.policy, self.settle));
-        // The settings allow only windows that a claim takes; a claim of nothing is refused, and is none.
-        let claim = Claim::new(&settings.policy, settings.owner.clone(), settings.lease, self.claim).ok();
+        // The settings allow only windows that a claim takes; a claim of nothing is refused, and is
+        // none.
+        let claim =
+            Claim::new(&settings.policy, settings.owner.clone(), settings.lease, self.claim).ok();
         (settle, claim.map(|claim| claim.run(settings.run)))
     }
 }
@@ -165,8 +190,8 @@ pub struct Status {
     pub counters: Counters,
     /// How many publishes are under way; once it has stopped, how many it no longer waited for.
     pub publishing: usize,
-    /// What the store said, if the last that was asked of it failed. If a relay stopped with it, it could not give back its
-    /// leases, and they run out by themselves.
+    /// What the store said, if the last that was asked of it failed. If a relay stopped with it, it
+    /// could not give back its leases, and they run out by themselves.
     pub error: Option<Reason>,
 }
 
@@ -196,8 +221,8 @@ enum UnderWay {
     Renewal,
 }
 
-/// A relay without clock, randomness or I/O; see the module for how to drive it. It is a value: whoever looks at all that can happen
-/// to it copies and compares it.
+/// A relay without clock, randomness or I/O; see the module for how to drive it. It is a value:
+/// whoever looks at all that can happen to it copies and compares it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RelayMachine {
     settings: Checked<RelaySettings>,
@@ -205,7 +230,8 @@ pub struct RelayMachine {
     now: Millis,
     told: Millis,
     held: BTreeMap<OrderingKey, Held>,
-    /// Publishes that are under way although their lease is lost: nothing else of their lane is published before they end (P4).
+    /// Publishes that are under way although their lease is lost: nothing else of their lane is
+    /// published before they end (P4).
     orphans: BTreeMap<OrderingKey, (u64, EventId)>,
     /// What is to be settled, and what the exchange under way settles.
     results: Vec<RunResult>,
@@ -299,9 +325,9 @@ impl RelayMachine {
         self.stopping && self.is_idle()
     }
 
-    /// The time to give to the transitions that this relay runs. It follows the clock that `handle_*` are given, but where that
-    /// steps back it goes on from where it was (F7): leases do not seem to last for longer, and the relay does not wait
-    /// for the clock to catch up.
+    /// The time to give to the transitions that this relay runs. It follows the clock that
+    /// `handle_*` are given, but where that steps back it goes on from where it was (F7): leases do
+    /// not seem to last for longer, and the relay does not wait for the clock to catch up.
     #[must_use]
     pub fn now(&self) -> Millis {
         self.now
@@ -328,7 +354,12 @@ impl RelayMachine {
     }
 
     /// An exchange is committed.
-    pub fn handle_exchanged(&mut self, now: Millis, settled: Option<&Settled>, claimed: Option<Claimed>) {
+    pub fn handle_exchanged(
+        &mut self,
+        now: Millis,
+        settled: Option<&Settled>,
+        claimed: Option<Claimed>,
+    ) {
         self.handle_timeout(now);
         if !self.ends(UnderWay::Exchange) {
             return;
@@ -379,13 +410,16 @@ impl RelayMachine {
         self.store_answered();
         for (lease, until) in &renewed.leases {
             let renew_at = self.renew_at(*until);
-            if let Some(held) = self.held.get_mut(&lease.lane).filter(|held| held.token == lease.token) {
+            if let Some(held) =
+                self.held.get_mut(&lease.lane).filter(|held| held.token == lease.token)
+            {
                 held.until = *until;
                 held.renew_at = renew_at;
             }
         }
         for stale in &renewed.stale {
-            if self.held.get(&stale.lease.lane).is_some_and(|held| held.token == stale.lease.token) {
+            if self.held.get(&stale.lease.lane).is_some_and(|held| held.token == stale.lease.token)
+            {
                 self.counters.stale += 1;
                 let lost = self.held.remove(&stale.lease.lane);
                 self.lose(stale.lease.lane.clone(), lost);
@@ -393,8 +427,9 @@ impl RelayMachine {
         }
     }
 
-    /// The transaction of the last exchange or renewal failed, or nobody knows whether it took. What was to be settled is
-    /// settled again after a pause (F11); if it had been settled, that will turn out to be stale.
+    /// The transaction of the last exchange or renewal failed, or nobody knows whether it took.
+    /// What was to be settled is settled again after a pause (F11); if it had been settled, that
+    /// will turn out to be stale.
     pub fn handle_store_failed(&mut self, now: Millis) {
         self.handle_timeout(now);
         if self.transaction.take().is_none() {
@@ -404,8 +439,8 @@ impl RelayMachine {
         self.store_away();
     }
 
-    /// The envelopes of these tickets could not be read: they are released, and no failure is counted, since nothing was
-    /// published. The relay goes on after a pause (F11).
+    /// The envelopes of these tickets could not be read: they are released, and no failure is
+    /// counted, since nothing was published. The relay goes on after a pause (F11).
     pub fn handle_unread(&mut self, now: Millis, tickets: &[Ticket]) {
         tickets.iter().for_each(|ticket| self.handle_published(now, ticket, Published::Abandoned));
         self.handle_timeout(now);
@@ -417,11 +452,15 @@ impl RelayMachine {
     pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
         self.handle_timeout(now);
         let lane = &ticket.lease.lane;
-        if self.orphans.get(lane).is_some_and(|(token, event)| (*token, event) == (ticket.lease.token, &ticket.delivery.event)) {
+        if self.orphans.get(lane).is_some_and(|(token, event)| {
+            (*token, event) == (ticket.lease.token, &ticket.delivery.event)
+        }) {
             self.orphans.remove(lane);
             return;
         }
-        let Some(held) = self.held.get_mut(lane).filter(|held| held.publishes(ticket)) else { return };
+        let Some(held) = self.held.get_mut(lane).filter(|held| held.publishes(ticket)) else {
+            return;
+        };
         held.publishing = None;
         self.unread &= published == Published::Abandoned;
         let event = ticket.delivery.event.clone();
@@ -458,23 +497,25 @@ impl RelayMachine {
         }
     }
 
-    /// Whether a publish that was handed out and has not begun should still begin. If not, it is [`Published::Abandoned`].
+    /// Whether a publish that was handed out and has not begun should still begin. If not, it is
+    /// [`Published::Abandoned`].
     #[must_use]
     pub fn may_begin(&self, ticket: &Ticket) -> bool {
         let held = self.held.get(&ticket.lease.lane).is_some_and(|held| held.publishes(ticket));
         held && !self.stopping && self.paused_until.is_none()
     }
 
-    /// Stops: claims no more, and releases what is not being published (F12). What is being published is still waited for;
-    /// see [`RelayMachine::abandon`].
+    /// Stops: claims no more, and releases what is not being published (F12). What is being
+    /// published is still waited for; see [`RelayMachine::abandon`].
     pub fn handle_stop(&mut self, now: Millis) {
         self.handle_timeout(now);
         self.stopping = true;
         self.release_waiting();
     }
 
-    /// Waits no longer for publishes that are under way: their outcome is unknown, so they are released, and no failure is counted (F12).
-    /// That is tried at once, even in a pause after the store has failed.
+    /// Waits no longer for publishes that are under way: their outcome is unknown, so they are
+    /// released, and no failure is counted (F12). That is tried at once, even in a pause after the
+    /// store has failed.
     pub fn abandon(&mut self, now: Millis) {
         self.handle_timeout(now);
         self.store_paused_until = None;
@@ -513,22 +554,26 @@ impl RelayMachine {
         None
     }
 
-    /// When to call [`RelayMachine::handle_timeout`], if nothing happens before; `None` if only something that happens can give it
-    /// more to do. Once [`RelayMachine::poll_action`] has nothing more, this lies in the future.
+    /// When to call [`RelayMachine::handle_timeout`], if nothing happens before; `None` if only
+    /// something that happens can give it more to do. Once [`RelayMachine::poll_action`] has
+    /// nothing more, this lies in the future.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Millis> {
         if self.transaction.is_some() {
             return None;
         }
         let renew = self.held.values().map(|held| held.renew_at).min();
-        let claim = self.may_claim().then(|| self.claim_at.max(self.paused_until.unwrap_or(self.claim_at)));
+        let claim =
+            self.may_claim().then(|| self.claim_at.max(self.paused_until.unwrap_or(self.claim_at)));
         let settle = (!self.results.is_empty()).then_some(self.now);
         let next = [renew, claim, settle].into_iter().flatten().min();
         next.map(|at| at.max(self.store_paused_until.unwrap_or(at)))
     }
 
     fn free(&self) -> usize {
-        let held = |held: &Held| held.waiting.len() + held.confirmed.len() + usize::from(held.publishing.is_some());
+        let held = |held: &Held| {
+            held.waiting.len() + held.confirmed.len() + usize::from(held.publishing.is_some())
+        };
         let used: usize = self.held.values().map(held).sum();
         let free = self.settings.window.saturating_sub(used);
         // The first publish after an outage is a probe.
@@ -540,23 +585,30 @@ impl RelayMachine {
         // Small claims while much is under way would only cost transactions.
         let worthwhile = self.held.is_empty() || self.free() * 2 >= self.settings.window;
         let probing = self.broker_failures > 0 && !self.held.is_empty();
-        // What is claimed now would be counted as started if the event that is tried alone brings the process down.
+        // What is claimed now would be counted as started if the event that is tried alone brings
+        // the process down.
         let trying = self.held.values().any(|held| held.alone);
         !self.stopping && worthwhile && !probing && !trying
     }
 
     fn wants_claim(&self) -> bool {
-        // A claim that rides along with a settlement costs no commit of its own, and finds what the settlement set free.
+        // A claim that rides along with a settlement costs no commit of its own, and finds what the
+        // settlement set free.
         let is_time = self.claim_at <= self.now || !self.results.is_empty();
         self.may_claim() && self.paused_until.is_none() && is_time
     }
 
-    /// While the relay pauses or stops, there is none: what was waiting is given back, see [`RelayMachine::release_waiting`].
+    /// While the relay pauses or stops, there is none: what was waiting is given back, see
+    /// [`RelayMachine::release_waiting`].
     fn next_publishes(&mut self) -> Vec<Ticket> {
-        // What is tried alone (F4), and the first publish after an outage (F15), wait until nothing is under way.
+        // What is tried alone (F4), and the first publish after an outage (F15), wait until nothing
+        // is under way.
         let alone = self.held.values().any(|held| held.alone);
         let single = alone || self.broker_failures > 0;
-        if single && (!self.orphans.is_empty() || self.held.values().any(|held| held.publishing.is_some())) {
+        if single
+            && (!self.orphans.is_empty()
+                || self.held.values().any(|held| held.publishing.is_some()))
+        {
             return Vec::new();
         }
         let most = if single { 1 } else { usize::MAX };
@@ -570,7 +622,10 @@ impl RelayMachine {
                 && let Some(delivery) = held.waiting.pop_front()
             {
                 held.publishing = Some(delivery.event.clone());
-                tickets.push(Ticket { lease: LeaseRef { lane: lane.clone(), token: held.token }, delivery });
+                tickets.push(Ticket {
+                    lease: LeaseRef { lane: lane.clone(), token: held.token },
+                    delivery,
+                });
             }
         }
         tickets
@@ -585,7 +640,8 @@ impl RelayMachine {
         ends
     }
 
-    /// Others hold this lane now: what was confirmed is theirs to find out, what is being published is waited for.
+    /// Others hold this lane now: what was confirmed is theirs to find out, what is being published
+    /// is waited for.
     fn lose(&mut self, lane: OrderingKey, lost: Option<Held>) {
         if let Some(Held { token, publishing: Some(event), .. }) = lost {
             self.orphans.insert(lane, (token, event));
@@ -601,7 +657,11 @@ impl RelayMachine {
 
     /// Ends the runs of which nothing is being published; what they have left is released.
     fn release_waiting(&mut self) {
-        let resting = self.held.iter().filter(|(_, held)| held.publishing.is_none()).map(|(lane, _)| lane.clone());
+        let resting = self
+            .held
+            .iter()
+            .filter(|(_, held)| held.publishing.is_none())
+            .map(|(lane, _)| lane.clone());
         let resting: Vec<OrderingKey> = resting.collect();
         resting.iter().for_each(|lane| self.end_run(lane, None));
     }
@@ -637,7 +697,8 @@ impl RelayMachine {
         self.release_waiting();
     }
 
-    /// When half of a lease is over. One that never ends is never renewed: its end is no longer so long after its beginning as the setting says.
+    /// When half of a lease is over. One that never ends is never renewed: its end is no longer so
+    /// long after its beginning as the setting says.
     fn renew_at(&self, until: Millis) -> Millis {
         if until == Millis::MAX { until } else { until.before(self.settings.lease / 2) }
     }

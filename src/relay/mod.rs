@@ -1,9 +1,12 @@
-//! The relay: delivers committed events at least once, in order for each ordering key, over time (P3, P4, P6).
+//! The relay: delivers committed events at least once, in order for each ordering key, over time
+//! (P3, P4, P6).
 //!
-//! [`RelayMachine`] holds no clock, no randomness and no I/O. Whoever drives it tells it what happened with `handle_*`, then takes what
-//! there is to do from [`poll_action`](RelayMachine::poll_action) until there is nothing more, then waits until something happens or the time of
-//! [`poll_timeout`](RelayMachine::poll_timeout) has come, and says so with [`handle_timeout`](RelayMachine::handle_timeout).
-//! Every `handle_*` is total: what it does not expect changes nothing.
+//! [`RelayMachine`] holds no clock, no randomness and no I/O. Whoever drives it tells it what
+//! happened with `handle_*`, then takes what there is to do from
+//! [`poll_action`](RelayMachine::poll_action) until there is nothing more, then waits until
+//! something happens or the time of [`poll_timeout`](RelayMachine::poll_timeout) has come, and says
+//! so with [`handle_timeout`](RelayMachine::handle_timeout). Every `handle_*` is total: what it
+//! does not expect changes nothing.
 //!
 //! ```text
 //!                 wake-up, timeout                    all runs settled
@@ -30,4 +33,6 @@ pub mod trace;
 pub use driver::Relay;
 pub use machine::{Action, Counters, Exchange, Phase, RelayMachine, RelaySettings, Status, Ticket};
 pub use publisher::{AsyncPublisher, Fault, InProcess, Message, Published, Publisher};
-pub use steps::{Exchanged, RelayError, read_messages, read_messages_async, run_exchange, run_exchange_async};
+pub use steps::{
+    Exchanged, RelayError, read_messages, read_messages_async, run_exchange, run_exchange_async,
+};

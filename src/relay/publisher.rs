@@ -35,25 +35,33 @@ pub enum Published {
     Failed(Reason),
     /// The broker will never take it: dead at once (F14).
     Rejected(Reason),
-    /// The consumer asks to have it again later: tried again after a backoff, and counted as no failure (F9).
+    /// The consumer asks to have it again later: tried again after a backoff, and counted as no
+    /// failure (F9).
     Deferred(Reason),
     /// The broker cannot be reached: counted against no event; the relay pauses (F15).
     Unavailable(Reason),
-    /// The publish was given up, as when the relay stops: released, and counted against no event (F12). A relay that does not stop pauses.
+    /// The publish was given up, as when the relay stops: released, and counted against no event
+    /// (F12). A relay that does not stop pauses.
     Abandoned,
 }
 
 /// Hands events to a broker.
 pub trait Publisher {
-    /// Publishes a batch and answers for each of its messages, in their order. No two of them have the same ordering key, so they may be
-    /// published at the same time. What is left without an answer counts as failed.
+    /// Publishes a batch and answers for each of its messages, in their order. No two of them have
+    /// the same ordering key, so they may be published at the same time. What is left without an
+    /// answer counts as failed.
     fn publish(&mut self, batch: &[Message], now: Millis) -> Vec<Published>;
 }
 
 /// The async twin of [`Publisher`].
 pub trait AsyncPublisher: Send + Sync {
-    /// As [`Publisher::publish`]. Several calls may be under way at the same time. A future that is dropped counts as [`Published::Abandoned`].
-    fn publish(&self, batch: &[Message], now: Millis) -> impl Future<Output = Vec<Published>> + Send;
+    /// As [`Publisher::publish`]. Several calls may be under way at the same time. A future that is
+    /// dropped counts as [`Published::Abandoned`].
+    fn publish(
+        &self,
+        batch: &[Message],
+        now: Millis,
+    ) -> impl Future<Output = Vec<Published>> + Send;
 }
 
 impl<P: Publisher + ?Sized> Publisher for &mut P {
@@ -62,10 +70,13 @@ impl<P: Publisher + ?Sized> Publisher for &mut P {
     }
 }
 
-/// A publisher that calls a consumer in the same process, through its inbox: applied and duplicate are confirmed, what fails is tried again, and what is refused
-/// is dead at the sender. What the consumer sets aside as poison is confirmed, as to a broker, so that the rest goes on: it is no dead letter, but a row of
-/// the consumer's inbox. Whether the consumer or the sender gives up first follows from which of [`Inbox::max_failures`] and
-/// [`DeliveryPolicy::max_failures`](crate::DeliveryPolicy) is smaller; with equal ones it is the consumer.
+/// A publisher that calls a consumer in the same process, through its inbox: applied and duplicate
+/// are confirmed, what fails is tried again, and what is refused is dead at the sender. What the
+/// consumer sets aside as poison is confirmed, as to a broker, so that the rest goes on: it is no
+/// dead letter, but a row of the consumer's inbox. Whether the consumer or the sender gives up
+/// first follows from which of [`Inbox::max_failures`] and
+/// [`DeliveryPolicy::max_failures`](crate::DeliveryPolicy) is smaller; with equal ones it is the
+/// consumer.
 ///
 /// Its faults can be injected, for tests and demonstrations.
 pub struct InProcess<R, H, F = fn(&Message) -> Option<Fault>> {
@@ -150,15 +161,16 @@ impl<R: Deref<Target: Store>, H, F> InProcess<R, H, F> {
 }
 
 impl From<Receipt> for Published {
-    /// What a consumer made of an event, as the answer of a publisher that called it: what is applied, or set aside, need not come again.
+    /// What a consumer made of an event, as the answer of a publisher that called it: what is
+    /// applied, or set aside, need not come again.
     fn from(receipt: Receipt) -> Self {
         match receipt {
             Receipt::Applied | Receipt::Duplicate | Receipt::Poisoned => Self::Confirmed,
             Receipt::Failed(reason) => Self::Failed(reason),
             Receipt::Deferred(reason) => Self::Deferred(reason),
-            Receipt::WaitsFor(sequence) => {
-                Self::Deferred(Reason::new(format_args!("the consumer waits for sequence {sequence} of its ordering key")))
-            }
+            Receipt::WaitsFor(sequence) => Self::Deferred(Reason::new(format_args!(
+                "the consumer waits for sequence {sequence} of its ordering key"
+            ))),
             Receipt::Refused(refusal) => Self::Rejected(Reason::new(refusal)),
         }
     }

@@ -1,4 +1,5 @@
-//! What the drivers of a relay have in common: how an action is carried out on a store, sync or async.
+//! What the drivers of a relay have in common: how an action is carried out on a store, sync or
+//! async.
 
 use alloc::vec::Vec;
 use core::convert::Infallible;
@@ -10,7 +11,9 @@ use crate::boundary::{Query, Rows};
 use crate::checked::Checked;
 use crate::event::Event;
 use crate::ids::Reason;
-use crate::store::asynchronous::{AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction};
+use crate::store::asynchronous::{
+    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction,
+};
 use crate::store::{CONFLICT_TRIES, Load, Reader, RunError, Store};
 use crate::table::{Key, Record};
 use crate::time::Millis;
@@ -20,14 +23,17 @@ use crate::transition::settle::Settled;
 /// Why a step of a relay failed: the store. The relay goes on with the next step, after a pause.
 pub type RelayError<E> = RunError<E, Infallible>;
 
-/// What an exchange came to, for [`RelayMachine::handle_exchanged`](super::RelayMachine::handle_exchanged).
+/// What an exchange came to, for
+/// [`RelayMachine::handle_exchanged`](super::RelayMachine::handle_exchanged).
 pub type Exchanged = (Option<Settled>, Option<Claimed>);
 
-/// Carries out [`Action::Exchange`](super::Action::Exchange): settles and claims in one transaction.
+/// Carries out [`Action::Exchange`](super::Action::Exchange): settles and claims in one
+/// transaction.
 ///
 /// # Errors
 ///
-/// The store's, for [`RelayMachine::handle_store_failed`](super::RelayMachine::handle_store_failed).
+/// The store's, for
+/// [`RelayMachine::handle_store_failed`](super::RelayMachine::handle_store_failed).
 pub fn run_exchange<S: Store>(
     store: &S,
     settings: &Checked<RelaySettings>,
@@ -52,7 +58,10 @@ pub fn run_exchange<S: Store>(
 /// # Errors
 ///
 /// As there.
-#[expect(clippy::manual_async_fn, reason = "says that the future is Send, which a driver that spawns relies on")]
+#[expect(
+    clippy::manual_async_fn,
+    reason = "says that the future is Send, which a driver that spawns relies on"
+)]
 pub fn run_exchange_async<'a, S: AsyncStore>(
     store: &'a S,
     settings: &'a Checked<RelaySettings>,
@@ -70,11 +79,15 @@ pub fn run_exchange_async<'a, S: AsyncStore>(
             let mut tx = store.begin().await.map_err(RunError::Store)?;
             let settled = tx.run(&settle, now).await;
             let both = match (settled, &claim) {
-                (Ok(settled), Some(claim)) => tx.run(claim, now).await.map(|claimed| (Some(settled), Some(claimed))),
+                (Ok(settled), Some(claim)) => {
+                    tx.run(claim, now).await.map(|claimed| (Some(settled), Some(claimed)))
+                }
                 (settled, _) => settled.map(|settled| (Some(settled), None)),
             };
             match both {
-                Ok(exchanged) => return tx.commit().await.map(|()| exchanged).map_err(RunError::Unknown),
+                Ok(exchanged) => {
+                    return tx.commit().await.map(|()| exchanged).map_err(RunError::Unknown);
+                }
                 Err(RunError::Conflict(_)) if conflicts < CONFLICT_TRIES => conflicts += 1,
                 Err(error) => return Err(error),
             }
@@ -82,13 +95,17 @@ pub fn run_exchange_async<'a, S: AsyncStore>(
     }
 }
 
-/// Reads what is to be published for the tickets of [`Action::Publish`](super::Action::Publish), and answers for each in their order:
-/// the message, or what to say of it where the store has no envelope.
+/// Reads what is to be published for the tickets of [`Action::Publish`](super::Action::Publish),
+/// and answers for each in their order: the message, or what to say of it where the store has no
+/// envelope.
 ///
 /// # Errors
 ///
 /// The store's, for [`RelayMachine::handle_unread`](super::RelayMachine::handle_unread).
-pub fn read_messages<R: Reader>(store: &R, tickets: &[Ticket]) -> Result<Vec<Result<Message, Published>>, RelayError<R::Error>> {
+pub fn read_messages<R: Reader>(
+    store: &R,
+    tickets: &[Ticket],
+) -> Result<Vec<Result<Message, Published>>, RelayError<R::Error>> {
     let mut view = store.view().map_err(RunError::Store)?;
     let rows = view.load(&envelopes_of(tickets)).map_err(RunError::Store)?;
     Ok(messages_of(tickets, rows))
@@ -99,11 +116,15 @@ pub fn read_messages<R: Reader>(store: &R, tickets: &[Ticket]) -> Result<Vec<Res
 /// # Errors
 ///
 /// As there.
-#[expect(clippy::manual_async_fn, reason = "says that the future is Send, which a driver that spawns relies on")]
+#[expect(
+    clippy::manual_async_fn,
+    reason = "says that the future is Send, which a driver that spawns relies on"
+)]
 pub fn read_messages_async<'a, R: AsyncReader>(
     store: &'a R,
     tickets: &'a [Ticket],
-) -> impl Future<Output = Result<Vec<Result<Message, Published>>, RelayError<R::Error>>> + Send + 'a {
+) -> impl Future<Output = Result<Vec<Result<Message, Published>>, RelayError<R::Error>>> + Send + 'a
+{
     async move {
         let mut view = store.view().await.map_err(RunError::Store)?;
         let rows = view.load(&envelopes_of(tickets)).await.map_err(RunError::Store)?;
@@ -116,17 +137,22 @@ fn envelopes_of(tickets: &[Ticket]) -> Query {
 }
 
 fn messages_of(tickets: &[Ticket], rows: Rows) -> Vec<Result<Message, Published>> {
-    let events = rows
-        .into_vec()
-        .into_iter()
-        .filter_map(|stored| if let Record::Event(event) = stored.record { Some(event) } else { None });
+    let events = rows.into_vec().into_iter().filter_map(|stored| {
+        if let Record::Event(event) = stored.record { Some(event) } else { None }
+    });
     let mut events: Vec<Event> = events.collect();
     events.sort_unstable_by(|a, b| a.id.cmp(&b.id));
     let message = |ticket: &Ticket| {
         let delivery = &ticket.delivery;
         match events.binary_search_by(|event| event.id.cmp(&delivery.event)) {
-            Ok(at) => Ok(Message { event: events[at].clone(), place: delivery.place, attempt: delivery.attempt }),
-            Err(_) => Err(Published::Rejected(Reason::new("its envelope is not in the store, which must be damaged"))),
+            Ok(at) => Ok(Message {
+                event: events[at].clone(),
+                place: delivery.place,
+                attempt: delivery.attempt,
+            }),
+            Err(_) => Err(Published::Rejected(Reason::new(
+                "its envelope is not in the store, which must be damaged",
+            ))),
         }
     };
     tickets.iter().map(message).collect()

@@ -1,6 +1,10 @@
-//! What the drivers of a relay tell `tracing`, if that feature is on; without it, each of these does nothing.
+//! What the drivers of a relay tell `tracing`, if that feature is on; without it, each of these
+//! does nothing.
 
-#![cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "without the feature nothing is told"))]
+#![cfg_attr(
+    not(feature = "tracing"),
+    expect(unused_variables, reason = "without the feature nothing is told")
+)]
 
 use core::fmt::Display;
 use core::future::Future;
@@ -38,7 +42,10 @@ pub fn publish(message: &Message, publish: impl FnOnce() -> Published) -> Publis
 }
 
 /// As [`publish`].
-pub async fn publish_async(message: &Message, publish: impl Future<Output = Published>) -> Published {
+pub async fn publish_async(
+    message: &Message,
+    publish: impl Future<Output = Published>,
+) -> Published {
     #[cfg(feature = "tracing")]
     let publish = tracing::Instrument::instrument(
         async move {
@@ -57,14 +64,24 @@ pub fn exchanged(settled: Option<&Settled>, claimed: Option<&Claimed>) {
     {
         if let Some(settled) = settled {
             let Settled { confirmed, retried, released, dead, stale } = settled;
-            tracing::debug!(confirmed, retried, released, dead = dead.len(), stale = stale.len(), "settled");
+            tracing::debug!(
+                confirmed,
+                retried,
+                released,
+                dead = dead.len(),
+                stale = stale.len(),
+                "settled"
+            );
             dead.iter().for_each(|id| tracing::error!(%id, "dead"));
             stale.iter().for_each(|stale| tracing::warn!("{stale}"));
         }
         if let Some(claimed) = claimed {
             let events: usize = claimed.runs.iter().map(|run| run.deliveries.len()).sum();
             tracing::debug!(lanes = claimed.runs.len(), events, "claimed");
-            claimed.dead.iter().for_each(|id| tracing::error!(%id, "dead: it was started too often"));
+            claimed
+                .dead
+                .iter()
+                .for_each(|id| tracing::error!(%id, "dead: it was started too often"));
         }
     }
 }

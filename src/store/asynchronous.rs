@@ -1,7 +1,7 @@
 //! The async twins of the store traits, for stores that are reached over a network.
 //!
-//! They differ from the sync ones in nothing but that each step may wait. A future may be dropped at any await: what was not
-//! committed is then rolled back, as if the program had died there.
+//! They differ from the sync ones in nothing but that each step may wait. A future may be dropped
+//! at any await: what was not committed is then rolled back, as if the program had died there.
 
 use core::future::Future;
 use core::ops::{Deref, DerefMut};
@@ -23,7 +23,8 @@ pub trait AsyncLoad: Send {
 /// As [`Tables`](super::Tables).
 pub trait AsyncTables: AsyncLoad {
     /// As [`Tables::apply`](super::Tables::apply).
-    fn apply(&mut self, batch: &Batch) -> impl Future<Output = Result<Applied, Self::Error>> + Send;
+    fn apply(&mut self, batch: &Batch)
+    -> impl Future<Output = Result<Applied, Self::Error>> + Send;
 
     /// As [`Tables::run`](super::Tables::run).
     fn run<T>(
@@ -40,7 +41,8 @@ pub trait AsyncTables: AsyncLoad {
 
 /// As [`Transaction`](super::Transaction): to drop it is to roll it back.
 pub trait AsyncTransaction: AsyncTables {
-    /// As [`Transaction::commit`](super::Transaction::commit). If the future is dropped, the commit has taken or it has not.
+    /// As [`Transaction::commit`](super::Transaction::commit). If the future is dropped, the commit
+    /// has taken or it has not.
     fn commit(self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
@@ -82,7 +84,9 @@ pub trait AsyncStore: AsyncReader {
                 let mut tx = self.begin().await.map_err(RunError::Store)?;
                 match step(&mut tx, &transition, now).await {
                     Ok((outcome, false)) => return Ok(outcome),
-                    Ok((outcome, true)) => return tx.commit().await.map(|()| outcome).map_err(RunError::Unknown),
+                    Ok((outcome, true)) => {
+                        return tx.commit().await.map(|()| outcome).map_err(RunError::Unknown);
+                    }
                     Err(RunError::Conflict(_)) if conflicts < CONFLICT_TRIES => conflicts += 1,
                     Err(error) => return Err(error),
                 }
@@ -92,9 +96,10 @@ pub trait AsyncStore: AsyncReader {
 
     /// As [`Store::write`](super::Store::write).
     ///
-    /// The future is `Send`, so that a runtime with several threads can spawn it, if `work` owns what it captures
-    /// (`async move`, with clones). The compiler does not find that out for one that captures references; there,
-    /// [`AsyncStore::begin`], [`AsyncTables::run`] and [`AsyncTransaction::commit`] do the same, without another try after a conflict.
+    /// The future is `Send`, so that a runtime with several threads can spawn it, if `work` owns
+    /// what it captures (`async move`, with clones). The compiler does not find that out for one
+    /// that captures references; there, [`AsyncStore::begin`], [`AsyncTables::run`] and
+    /// [`AsyncTransaction::commit`] do the same, without another try after a conflict.
     #[allow(async_fn_in_trait, reason = "whether the future is Send follows from the closure's")]
     async fn write<R, E>(
         &self,
@@ -103,10 +108,16 @@ pub trait AsyncStore: AsyncReader {
     ) -> Result<R, RunError<Self::Error, E>> {
         let mut conflicts = 0;
         loop {
-            let mut writing = AsyncWriting { tx: self.begin().await.map_err(RunError::Store)?, now, conflict: None };
+            let mut writing = AsyncWriting {
+                tx: self.begin().await.map_err(RunError::Store)?,
+                now,
+                conflict: None,
+            };
             let result = work(&mut writing).await;
             match (writing.conflict, result) {
-                (None, Ok(value)) => return writing.tx.commit().await.map(|()| value).map_err(RunError::Unknown),
+                (None, Ok(value)) => {
+                    return writing.tx.commit().await.map(|()| value).map_err(RunError::Unknown);
+                }
                 (None, Err(error)) => return Err(RunError::Refused(error)),
                 (Some(_), _) if conflicts < CONFLICT_TRIES => conflicts += 1,
                 (Some(key), _) => return Err(RunError::Conflict(key)),
@@ -135,7 +146,10 @@ impl<X: AsyncTables> AsyncWriting<X> {
     ///
     /// As [`Tables::run`](super::Tables::run).
     #[expect(clippy::manual_async_fn, reason = "says that the future is Send, whoever asks")]
-    pub fn run<T>(&mut self, transition: T) -> impl Future<Output = Result<T::Outcome, RunError<X::Error, T::Refusal>>> + Send
+    pub fn run<T>(
+        &mut self,
+        transition: T,
+    ) -> impl Future<Output = Result<T::Outcome, RunError<X::Error, T::Refusal>>> + Send
     where
         T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
     {
@@ -162,7 +176,8 @@ impl<X> DerefMut for AsyncWriting<X> {
     }
 }
 
-type Stepped<T, E> = Result<(<T as Transition>::Outcome, bool), RunError<E, <T as Transition>::Refusal>>;
+type Stepped<T, E> =
+    Result<(<T as Transition>::Outcome, bool), RunError<E, <T as Transition>::Refusal>>;
 
 /// Runs a transition, and says whether a batch was written.
 async fn step<X, T>(tables: &mut X, transition: &T, now: Millis) -> Stepped<T, X::Error>

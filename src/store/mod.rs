@@ -1,8 +1,8 @@
 //! Stores: what an adapter implements, and the drivers that run transitions on it.
 //!
-//! An adapter implements [`Reader`] and [`Store`] with their transactions, or their async twins in [`asynchronous`]: begin, load,
-//! apply, commit. Everything else is provided. What each method must do, so that the promises hold, is said on the method, and
-//! checked by the conformance kit.
+//! An adapter implements [`Reader`] and [`Store`] with their transactions, or their async twins in
+//! [`asynchronous`]: begin, load, apply, commit. Everything else is provided. What each method must
+//! do, so that the promises hold, is said on the method, and checked by the conformance kit.
 
 pub mod asynchronous;
 
@@ -15,7 +15,8 @@ use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::table::Key;
 use crate::time::Millis;
 
-/// How often a driver runs a transition again, in a transaction of its own, after another one changed what it had read.
+/// How often a driver runs a transition again, in a transaction of its own, after another one
+/// changed what it had read.
 pub const CONFLICT_TRIES: u32 = 32;
 
 /// Answers questions about one consistent state of the tables.
@@ -32,7 +33,8 @@ pub trait Load {
     /// # To be correct
     ///
     /// - The answer is complete, and in the order that the query defines.
-    /// - Within one transaction, it shows what was applied before, and nothing that others have not committed.
+    /// - Within one transaction, it shows what was applied before, and nothing that others have not
+    ///   committed.
     fn load(&mut self, query: &Query) -> Result<Rows, Self::Error>;
 }
 
@@ -46,9 +48,11 @@ pub trait Tables: Load {
     ///
     /// # To be correct
     ///
-    /// - Every guard is checked before anything is written. If one does not hold, nothing is written, and its key is returned.
+    /// - Every guard is checked before anything is written. If one does not hold, nothing is
+    ///   written, and its key is returned.
     /// - All changes are written, or the transaction cannot be committed.
-    /// - Nothing is visible to others before the commit, and after it either everything or nothing is.
+    /// - Nothing is visible to others before the commit, and after it either everything or nothing
+    ///   is.
     /// - A row is written with the revision of [`Expect::written`](crate::Expect::written).
     fn apply(&mut self, batch: &Batch) -> Result<Applied, Self::Error>;
 
@@ -56,21 +60,28 @@ pub trait Tables: Load {
     ///
     /// # Errors
     ///
-    /// [`RunError::Refused`] by the rules, which leaves the transaction as it was; [`RunError::Conflict`] if another transaction
-    /// changed what was read, and [`RunError::Store`]: roll back, and start again.
-    fn run<T: Transition>(&mut self, transition: T, now: Millis) -> Result<T::Outcome, RunError<Self::Error, T::Refusal>> {
+    /// [`RunError::Refused`] by the rules, which leaves the transaction as it was;
+    /// [`RunError::Conflict`] if another transaction changed what was read, and
+    /// [`RunError::Store`]: roll back, and start again.
+    fn run<T: Transition>(
+        &mut self,
+        transition: T,
+        now: Millis,
+    ) -> Result<T::Outcome, RunError<Self::Error, T::Refusal>> {
         self.step(&transition, now).map(|step| step.outcome)
     }
 
-    /// Loads what a transition asks for, lets it decide, and applies its batch: [`Tables::run`], which also says whether there was one.
-    /// An adapter may do it in a way of its own, if it has to read again nothing that it has just loaded.
+    /// Loads what a transition asks for, lets it decide, and applies its batch: [`Tables::run`],
+    /// which also says whether there was one. An adapter may do it in a way of its own, if it has
+    /// to read again nothing that it has just loaded.
     ///
     /// # Errors
     ///
     /// As [`Tables::run`].
     fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, Self::Error> {
         let rows = self.load(&transition.query(now)).map_err(RunError::Store)?;
-        let Decision { batch, outcome } = transition.decide(now, &rows).map_err(RunError::Refused)?;
+        let Decision { batch, outcome } =
+            transition.decide(now, &rows).map_err(RunError::Refused)?;
         if batch.is_empty() {
             return Ok(Step { outcome, wrote: false });
         }
@@ -82,7 +93,8 @@ pub trait Tables: Load {
 }
 
 /// What [`Tables::step`] returns.
-pub type Stepped<T, E> = Result<Step<<T as Transition>::Outcome>, RunError<E, <T as Transition>::Refusal>>;
+pub type Stepped<T, E> =
+    Result<Step<<T as Transition>::Outcome>, RunError<E, <T as Transition>::Refusal>>;
 
 /// A transition that came to its end in a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,11 +111,13 @@ pub trait Transaction: Tables {
     ///
     /// # Errors
     ///
-    /// The store's own. It is then unknown whether the commit took, unless the adapter's documentation says more.
+    /// The store's own. It is then unknown whether the commit took, unless the adapter's
+    /// documentation says more.
     ///
     /// # To be correct
     ///
-    /// - When it returns `Ok`, everything is there after a crash, as far as the store's durability setting promises.
+    /// - When it returns `Ok`, everything is there after a crash, as far as the store's durability
+    ///   setting promises.
     /// - If it is not called, nothing is there.
     fn commit(self) -> Result<(), Self::Error>;
 }
@@ -140,19 +154,25 @@ pub trait Store: Reader {
     ///
     /// # To be correct
     ///
-    /// - Transactions that ran at the same time and both committed have the effect of one after the other, or a guard of one did not hold.
+    /// - Transactions that ran at the same time and both committed have the effect of one after the
+    ///   other, or a guard of one did not hold.
     fn begin(&self) -> Result<Self::Tx<'_>, Self::Error>;
 
-    /// Runs `work` in a transaction, and ends that as `work` says. [`Store::run`] and [`Store::write`] stand on it.
+    /// Runs `work` in a transaction, and ends that as `work` says. [`Store::run`] and
+    /// [`Store::write`] stand on it.
     ///
-    /// A store may let callers that come at the same time share a transaction and its commit, and runs `work` again if that could
-    /// not be committed for a reason that lies with another one. Nobody notices: an answer, also one after
-    /// [`End::RollBack`], is given when what it was found in is committed.
+    /// A store may let callers that come at the same time share a transaction and its commit, and
+    /// runs `work` again if that could not be committed for a reason that lies with another one.
+    /// Nobody notices: an answer, also one after [`End::RollBack`], is given when what it was found
+    /// in is committed.
     ///
     /// # Errors
     ///
     /// [`RunError::Store`] if there is no transaction, [`RunError::Unknown`] if the commit failed.
-    fn transact<R>(&self, mut work: impl FnMut(&mut Self::Tx<'_>) -> End<R>) -> Result<R, RunError<Self::Error, Infallible>> {
+    fn transact<R>(
+        &self,
+        mut work: impl FnMut(&mut Self::Tx<'_>) -> End<R>,
+    ) -> Result<R, RunError<Self::Error, Infallible>> {
         let mut tx = self.begin().map_err(RunError::Store)?;
         match work(&mut tx) {
             End::Commit(answer) => tx.commit().map(|()| answer).map_err(RunError::Unknown),
@@ -160,12 +180,18 @@ pub trait Store: Reader {
         }
     }
 
-    /// Runs one transition in a transaction of its own, and commits it if it changes something. After a conflict it is run again.
+    /// Runs one transition in a transaction of its own, and commits it if it changes something.
+    /// After a conflict it is run again.
     ///
     /// # Errors
     ///
-    /// [`RunError`]; only after [`RunError::Unknown`] may anything have changed. To do the same again is always safe.
-    fn run<T: Transition>(&self, transition: T, now: Millis) -> Result<T::Outcome, RunError<Self::Error, T::Refusal>> {
+    /// [`RunError`]; only after [`RunError::Unknown`] may anything have changed. To do the same
+    /// again is always safe.
+    fn run<T: Transition>(
+        &self,
+        transition: T,
+        now: Millis,
+    ) -> Result<T::Outcome, RunError<Self::Error, T::Refusal>> {
         without_conflict(self, |tx| match tx.step(&transition, now) {
             Ok(Step { outcome, wrote: true }) => End::Commit(Ok(outcome)),
             Ok(Step { outcome, wrote: false }) => End::RollBack(Ok(outcome)),
@@ -173,9 +199,10 @@ pub trait Store: Reader {
         })
     }
 
-    /// Runs `work` in a transaction of its own and commits it, if it returns `Ok`: transitions and the user's own rows in one commit.
-    /// An error or a panic in `work` rolls everything back. After a conflict, or as [`Store::transact`] says, `work` is run again
-    /// from the beginning, so it must not do anything outside of the transaction that may not be done twice.
+    /// Runs `work` in a transaction of its own and commits it, if it returns `Ok`: transitions and
+    /// the user's own rows in one commit. An error or a panic in `work` rolls everything back.
+    /// After a conflict, or as [`Store::transact`] says, `work` is run again from the beginning, so
+    /// it must not do anything outside of the transaction that may not be done twice.
     ///
     /// # Errors
     ///
@@ -222,7 +249,8 @@ fn without_conflict<S: Store + ?Sized, R, E>(
     }
 }
 
-/// A transaction of [`Store::write`]. It derefs to the adapter's transaction, which gives access to the user's own tables.
+/// A transaction of [`Store::write`]. It derefs to the adapter's transaction, which gives access to
+/// the user's own tables.
 #[derive(Debug)]
 pub struct Writing<'t, X> {
     tx: &'t mut X,
@@ -240,8 +268,12 @@ impl<X: Tables> Writing<'_, X> {
     ///
     /// # Errors
     ///
-    /// As [`Tables::run`]. After a conflict the transaction is rolled back and run again, whatever is made of the error.
-    pub fn run<T: Transition>(&mut self, transition: T) -> Result<T::Outcome, RunError<X::Error, T::Refusal>> {
+    /// As [`Tables::run`]. After a conflict the transaction is rolled back and run again, whatever
+    /// is made of the error.
+    pub fn run<T: Transition>(
+        &mut self,
+        transition: T,
+    ) -> Result<T::Outcome, RunError<X::Error, T::Refusal>> {
         let result = self.tx.run(transition, self.now);
         if let Err(RunError::Conflict(key)) = &result {
             self.conflict = Some(key.clone());
@@ -279,10 +311,12 @@ pub enum RunError<E, R> {
     /// The rules do not allow it. Nothing was changed.
     #[error("{0}")]
     Refused(R),
-    /// Another transaction has changed this row since it was read. Nothing was changed: roll back and run it again.
+    /// Another transaction has changed this row since it was read. Nothing was changed: roll back
+    /// and run it again.
     #[error("another transaction has changed {0} in the meantime; roll back and run it again")]
     Conflict(Key),
-    /// The store failed before the commit. Nothing was changed: run it again when the store is well.
+    /// The store failed before the commit. Nothing was changed: run it again when the store is
+    /// well.
     #[error("the store failed before the commit, nothing was changed: {0}")]
     Store(#[source] E),
     /// The commit failed, and nobody knows whether it took: run the same again, it will find out.
@@ -307,7 +341,8 @@ impl<E, R> RunError<E, R> {
 }
 
 impl<E, R> RunError<E, RunError<E, R>> {
-    /// The error of a transition that ran in [`Store::write`] and was returned from it, as the one that it is.
+    /// The error of a transition that ran in [`Store::write`] and was returned from it, as the one
+    /// that it is.
     #[must_use]
     pub fn flatten(self) -> RunError<E, R> {
         self.split().unwrap_or_else(RunError::widened)

@@ -1,8 +1,11 @@
-//! Effects outside of the transaction, such as a payment or a mail, which can happen twice (P9, F22).
+//! Effects outside of the transaction, such as a payment or a mail, which can happen twice (P9,
+//! F22).
 //!
-//! No commit can hold such an effect, but a row can hold what is known of it: that it is to be made, that it was started, that it is
-//! done. If the program dies after the start, nobody knows whether it happened; that is a state of its own, and what to do about it
-//! is a rule that the user chose, never a guess. The event id is the key to hand to the other side, so that it can recognise a repetition.
+//! No commit can hold such an effect, but a row can hold what is known of it: that it is to be
+//! made, that it was started, that it is done. If the program dies after the start, nobody knows
+//! whether it happened; that is a state of its own, and what to do about it is a rule that the user
+//! chose, never a guess. The event id is the key to hand to the other side, so that it can
+//! recognise a repetition.
 //!
 //! ```text
 //!   intend          start             finish
@@ -13,7 +16,8 @@
 //!               +- resolve(no) - unknown - resolve(yes), finish
 //! ```
 //!
-//! Commit the intent together with the inbox row, commit the start before the call is made, and commit the end after it.
+//! Commit the intent together with the inbox row, commit the start before the call is made, and
+//! commit the end after it.
 
 use core::time::Duration;
 
@@ -114,7 +118,11 @@ impl Transition for Intend {
         let mut batch = Batch::new();
         let new = rows.call().is_none();
         if new {
-            self.0.write(&mut batch, None, CallRow { state: CallState::Intended, at: now, starts: 0, note: None });
+            self.0.write(
+                &mut batch,
+                None,
+                CallRow { state: CallState::Intended, at: now, starts: 0, note: None },
+            );
         }
         Ok(Decision::new(batch, new))
     }
@@ -150,7 +158,8 @@ pub struct Start {
 }
 
 impl Start {
-    /// Starts a call; one that was started more than `patience` ago and has not ended is taken for unknown.
+    /// Starts a call; one that was started more than `patience` ago and has not ended is taken for
+    /// unknown.
     #[must_use]
     pub const fn new(call: CallKey, patience: Duration, when_unknown: WhenUnknown) -> Self {
         Self { call, patience, when_unknown }
@@ -161,7 +170,8 @@ impl Start {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use]
 pub enum Started {
-    /// Make it, with the event id as the key for the other side. This is the number of the start, for [`Resolve::of_start`].
+    /// Make it, with the event id as the key for the other side. This is the number of the start,
+    /// for [`Resolve::of_start`].
     Call(u32),
     /// Somebody is making it just now.
     UnderWay,
@@ -188,12 +198,19 @@ impl Transition for Start {
         let start = row.starts.saturating_add(1);
         let (state, outcome) = match (row.state, self.when_unknown) {
             (CallState::Done, _) => return Ok(Decision::nothing(Started::Done(row.note.clone()))),
-            (CallState::Started, _) if now.since(row.at) < self.patience => return Ok(Decision::nothing(Started::UnderWay)),
-            (CallState::Intended, _) | (CallState::Started | CallState::Unknown, WhenUnknown::Repeat) => {
+            (CallState::Started, _) if now.since(row.at) < self.patience => {
+                return Ok(Decision::nothing(Started::UnderWay));
+            }
+            (CallState::Intended, _)
+            | (CallState::Started | CallState::Unknown, WhenUnknown::Repeat) => {
                 (CallState::Started, Started::Call(start))
             }
-            (CallState::Started | CallState::Unknown, WhenUnknown::Ask) => (CallState::Unknown, Started::Ask),
-            (CallState::Started | CallState::Unknown, WhenUnknown::Wait) => (CallState::Unknown, Started::Wait),
+            (CallState::Started | CallState::Unknown, WhenUnknown::Ask) => {
+                (CallState::Unknown, Started::Ask)
+            }
+            (CallState::Started | CallState::Unknown, WhenUnknown::Wait) => {
+                (CallState::Unknown, Started::Wait)
+            }
         };
         let mut batch = Batch::new();
         if state == CallState::Started {
@@ -201,7 +218,11 @@ impl Transition for Start {
             self.call.write(&mut batch, Some(revision), row);
         } else if row.state != state {
             let note = Some(Reason::new("it was started, and nobody knows whether it happened"));
-            self.call.write(&mut batch, Some(revision), CallRow { state, at: now, starts: row.starts, note });
+            self.call.write(
+                &mut batch,
+                Some(revision),
+                CallRow { state, at: now, starts: row.starts, note },
+            );
         }
         Ok(Decision::new(batch, outcome))
     }
@@ -245,8 +266,9 @@ impl Resolve {
         Self { call, end, start: None }
     }
 
-    /// It is known of this start only, as its maker knows it: that this one did not happen says nothing of a later one. Without
-    /// this, it is known of all of them, as after asking the other side.
+    /// It is known of this start only, as its maker knows it: that this one did not happen says
+    /// nothing of a later one. Without this, it is known of all of them, as after asking the other
+    /// side.
     #[must_use]
     pub const fn of_start(mut self, start: u32) -> Self {
         self.start = Some(start);
@@ -269,13 +291,20 @@ impl Transition for Resolve {
         };
         match (row.state, &self.end) {
             (CallState::Done, CallEnd::Done(_)) => return Ok(Decision::nothing(())),
-            (CallState::Done, CallEnd::NotDone(_) | CallEnd::Unknown(_)) => return Err(CallRefused::Done { key: key() }),
+            (CallState::Done, CallEnd::NotDone(_) | CallEnd::Unknown(_)) => {
+                return Err(CallRefused::Done { key: key() });
+            }
             // Somebody said too early that it did not happen.
             (CallState::Intended, CallEnd::Done(_)) if row.starts > 0 => {}
-            (state @ CallState::Intended, _) => return Err(CallRefused::NotStarted { key: key(), state }),
+            (state @ CallState::Intended, _) => {
+                return Err(CallRefused::NotStarted { key: key(), state });
+            }
             // That it happened once is enough to be done.
             (CallState::Started | CallState::Unknown, CallEnd::Done(_)) => {}
-            (CallState::Started | CallState::Unknown, CallEnd::NotDone(_) | CallEnd::Unknown(_)) => {
+            (
+                CallState::Started | CallState::Unknown,
+                CallEnd::NotDone(_) | CallEnd::Unknown(_),
+            ) => {
                 if let Some(given) = self.start.filter(|given| *given != row.starts) {
                     return Err(CallRefused::StartedAgain { key: key(), given, last: row.starts });
                 }
@@ -287,7 +316,11 @@ impl Transition for Resolve {
             CallEnd::Unknown(reason) => (CallState::Unknown, Some(reason.clone())),
         };
         let mut batch = Batch::new();
-        self.call.write(&mut batch, Some(revision), CallRow { state, at: now, starts: row.starts, note });
+        self.call.write(
+            &mut batch,
+            Some(revision),
+            CallRow { state, at: now, starts: row.starts, note },
+        );
         Ok(Decision::new(batch, ()))
     }
 }

@@ -1,4 +1,5 @@
-//! Commit an order with its events: both or neither (P2), once for each request (P1), in order for each key (P4).
+//! Commit an order with its events: both or neither (P2), once for each request (P1), in order for
+//! each key (P4).
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -9,7 +10,9 @@ use super::register::{ParametersDiffer, Request};
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::{Body, Draft, Event};
 use crate::ids::{EventId, Invalid, OrderId, OrderingKey, RequestKey};
-use crate::table::{DeliveryState, Key, LaneRow, OrderRow, OutboxRow, Placed, Record, RequestRow, Revision};
+use crate::table::{
+    DeliveryState, Key, LaneRow, OrderRow, OutboxRow, Placed, Record, RequestRow, Revision,
+};
 use crate::time::Millis;
 
 /// Commits the order that a request creates, with one to 256 events.
@@ -23,7 +26,8 @@ use crate::time::Millis;
 /// | free, or no order yet | the same         | the order's is taken       | nothing                                         | refused, [`CommitRefused::OrderIdTaken`] |
 /// | free, or no order yet | the same         | an event's is taken        | nothing                                         | refused, [`CommitRefused::EventIdTaken`] |
 ///
-/// The request may have been registered before, in a commit of its own or in this transaction, or not at all.
+/// The request may have been registered before, in a commit of its own or in this transaction, or
+/// not at all.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CommitOrder<'a> {
     request: &'a Request,
@@ -37,11 +41,13 @@ impl<'a> CommitOrder<'a> {
     /// The largest number of events of one order.
     pub const MAX_EVENTS: usize = 256;
 
-    /// The order that `request` creates, with its events in the order in which they are to be published.
+    /// The order that `request` creates, with its events in the order in which they are to be
+    /// published.
     ///
     /// # Errors
     ///
-    /// [`Invalid`] if there is no event, there are more than [`CommitOrder::MAX_EVENTS`], or two have the same id.
+    /// [`Invalid`] if there is no event, there are more than [`CommitOrder::MAX_EVENTS`], or two
+    /// have the same id.
     pub fn new(
         request: &'a Request,
         order: OrderId,
@@ -51,7 +57,12 @@ impl<'a> CommitOrder<'a> {
         let events: Vec<Draft> = events.into_iter().collect();
         if events.is_empty() || events.len() > Self::MAX_EVENTS {
             let (max, value) = (Self::MAX_EVENTS as u64, events.len() as u64);
-            return Err(Invalid::OutOfRange { field: "the number of events of an order", min: 1, max, value });
+            return Err(Invalid::OutOfRange {
+                field: "the number of events of an order",
+                min: 1,
+                max,
+                value,
+            });
         }
         let ids: Vec<EventId> = (1..)
             .zip(&events)
@@ -69,7 +80,8 @@ impl<'a> CommitOrder<'a> {
     }
 
     fn lane_of(&self, draft: &Draft) -> OrderingKey {
-        // An order id that is a key of its own is as long as a key may be: both limits are the same.
+        // An order id that is a key of its own is as long as a key may be: both limits are the
+        // same.
         draft.ordering_key.clone().unwrap_or_else(|| OrderingKey::of_order(&self.order))
     }
 }
@@ -100,7 +112,9 @@ pub enum CommitRefused {
         owner: RequestKey,
     },
     /// Another order has an event of this name.
-    #[error("event id {event:?} belongs to order {owner}; leave the id out, or make one of the order id")]
+    #[error(
+        "event id {event:?} belongs to order {owner}; leave the id out, or make one of the order id"
+    )]
     EventIdTaken {
         /// The id.
         event: EventId,
@@ -129,10 +143,16 @@ impl Transition for CommitOrder<'_> {
             }
         }
         if let Some((row, _)) = rows.order() {
-            return Err(CommitRefused::OrderIdTaken { order: self.order.clone(), owner: row.request.clone() });
+            return Err(CommitRefused::OrderIdTaken {
+                order: self.order.clone(),
+                owner: row.request.clone(),
+            });
         }
         if let Some((event, _)) = rows.event() {
-            return Err(CommitRefused::EventIdTaken { event: event.id.clone(), owner: event.order.clone() });
+            return Err(CommitRefused::EventIdTaken {
+                event: event.id.clone(),
+                owner: event.order.clone(),
+            });
         }
 
         // Request and order; each event with its delivery; and as many lanes at most.
@@ -141,14 +161,25 @@ impl Transition for CommitOrder<'_> {
         match bound {
             None => batch.insert(Record::Request(
                 self.request.key.clone(),
-                RequestRow { fingerprint: self.request.fingerprint.clone(), registered_at: now, placed: Some(placed.clone()) },
+                RequestRow {
+                    fingerprint: self.request.fingerprint.clone(),
+                    registered_at: now,
+                    placed: Some(placed.clone()),
+                },
             )),
             Some((row, revision)) => batch.update(
                 revision,
-                Record::Request(self.request.key.clone(), RequestRow { placed: Some(placed.clone()), ..row.clone() }),
+                Record::Request(
+                    self.request.key.clone(),
+                    RequestRow { placed: Some(placed.clone()), ..row.clone() },
+                ),
             ),
         }
-        let order = OrderRow { request: self.request.key.clone(), committed_at: now, body: self.body.clone() };
+        let order = OrderRow {
+            request: self.request.key.clone(),
+            committed_at: now,
+            body: self.body.clone(),
+        };
         batch.insert(Record::Order(self.order.clone(), order));
 
         // In the order of their keys, each once.

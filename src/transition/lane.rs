@@ -1,4 +1,5 @@
-//! What the rules have in common about a lane: one holder at a time (P6), the first pending event first (P4).
+//! What the rules have in common about a lane: one holder at a time (P6), the first pending event
+//! first (P4).
 
 use thiserror::Error;
 
@@ -50,29 +51,43 @@ pub enum Stale {
     },
 }
 
-/// Where an event stands among those of its ordering key, as its sender counts them: what a message says, so that a consumer can put
-/// events in order.
+/// Where an event stands among those of its ordering key, as its sender counts them: what a message
+/// says, so that a consumer can put events in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
-    /// When the lane began to count. It begins anew if it was purged after it had been idle for its retention.
+    /// When the lane began to count. It begins anew if it was purged after it had been idle for its
+    /// retention.
     pub begun: Millis,
     /// The event's place in that count, from 1.
     pub sequence: u64,
-    /// The place of the event that is published before it, 0 if there was none. A consumer that has applied that one may apply this one.
+    /// The place of the event that is published before it, 0 if there was none. A consumer that has
+    /// applied that one may apply this one.
     pub after: u64,
 }
 
 impl LaneRow {
-    /// How many events can be pending in it: those that it got after the one that was confirmed last. A store need not look for more.
+    /// How many events can be pending in it: those that it got after the one that was confirmed
+    /// last. A store need not look for more.
     #[must_use]
     pub const fn pending_at_most(&self) -> u64 {
         self.next.saturating_sub(self.confirmed).saturating_sub(1)
     }
 
-    /// A lane that has had no events. Its tokens begin with the time, so that those of a lane that was purged do not come again.
+    /// A lane that has had no events. Its tokens begin with the time, so that those of a lane that
+    /// was purged do not come again.
     pub(crate) const fn empty(now: Millis) -> Self {
         let token = now.get();
-        Self { next: 1, confirmed: 0, due: None, starts: 0, token, lease: None, blocked_by: None, begun: now, changed_at: now }
+        Self {
+            next: 1,
+            confirmed: 0,
+            due: None,
+            starts: 0,
+            token,
+            lease: None,
+            blocked_by: None,
+            begun: now,
+            changed_at: now,
+        }
     }
 
     /// Puts an event to the end of the lane and gives its sequence.
@@ -87,12 +102,14 @@ impl LaneRow {
         sequence
     }
 
-    /// The lease, if it is the current one. A lease that ran out stays current until another claim takes the lane:
-    /// to settle under it does no harm and saves a delivery.
+    /// The lease, if it is the current one. A lease that ran out stays current until another claim
+    /// takes the lane: to settle under it does no harm and saves a delivery.
     pub(crate) fn current(&self, lease: &LeaseRef) -> Result<&Lease, Stale> {
         match &self.lease {
             Some(current) if self.token == lease.token => Ok(current),
-            Some(current) => Err(Stale::TakenOver { owner: current.owner.clone(), token: self.token }),
+            Some(current) => {
+                Err(Stale::TakenOver { owner: current.owner.clone(), token: self.token })
+            }
             None => Err(Stale::Ended),
         }
     }

@@ -1,6 +1,8 @@
-//! What an operator does about events: cancel what is not delivered yet, redrive or discard what is dead (P3, P4).
+//! What an operator does about events: cancel what is not delivered yet, redrive or discard what is
+//! dead (P3, P4).
 //!
-//! All three take events by id, and answer for each of them; what cannot be done to one does not hold up the others.
+//! All three take events by id, and answer for each of them; what cannot be done to one does not
+//! hold up the others.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -76,9 +78,11 @@ impl Targets {
         Query::Deliveries { events: self.0.clone(), run: self.0.len() + 1 }
     }
 
-    /// Changes the targets one by one, in the order of their lanes and sequences, then the lanes that they stand in.
+    /// Changes the targets one by one, in the order of their lanes and sequences, then the lanes
+    /// that they stand in.
     ///
-    /// A lane's row is written whenever one of its events is, so that whoever claims the lane at the same time meets the guard.
+    /// A lane's row is written whenever one of its events is, so that whoever claims the lane at
+    /// the same time meets the guard.
     fn change(
         &self,
         now: Millis,
@@ -98,7 +102,8 @@ impl Targets {
         for targets in targets.chunk_by(|(_, a, _), (_, b, _)| a.lane == b.lane) {
             let key = &targets[0].1.lane;
             let view = seek(&mut views, key);
-            // A lane that stood idle for long may have been purged, while a dead event of it is still there.
+            // A lane that stood idle for long may have been purged, while a dead event of it is
+            // still there.
             let mut lane = view.map_or_else(|| LaneRow::empty(now), |view| view.row.clone());
             changed.clear();
             // The first of those that are changed and pending now.
@@ -108,7 +113,11 @@ impl Targets {
                 match change(id, &mut new, &mut lane) {
                     Ok(()) => {
                         changed.push((row.sequence, id));
-                        let pending = (new.state == DeliveryState::Pending).then_some((new.sequence, id, new.due));
+                        let pending = (new.state == DeliveryState::Pending).then_some((
+                            new.sequence,
+                            id,
+                            new.due,
+                        ));
                         first = first.into_iter().chain(pending).min();
                         batch.update(revision, Record::Outbox(id.clone(), new));
                         operated.done.push(id.clone());
@@ -121,9 +130,13 @@ impl Targets {
             }
             if lane.lease.is_none() {
                 // The first pending event may be another one now, whatever was changed.
-                let mut loaded = view.into_iter().flat_map(LaneView::pending).map(|(id, row, _)| (row.sequence, id, row.due));
+                let mut loaded = view
+                    .into_iter()
+                    .flat_map(LaneView::pending)
+                    .map(|(id, row, _)| (row.sequence, id, row.due));
                 let old_head = loaded.clone().next().map(|(_, id, _)| id);
-                let kept = loaded.find(|(sequence, id, _)| changed.binary_search(&(*sequence, id)).is_err());
+                let kept = loaded
+                    .find(|(sequence, id, _)| changed.binary_search(&(*sequence, id)).is_err());
                 let head = kept.into_iter().chain(first).min();
                 if head.map(|(_, id, _)| id) != old_head {
                     lane.starts = 0;
@@ -201,7 +214,8 @@ impl Transition for Cancel {
 /// | anything else                              | nothing                                          | [`NotDone::State`] |
 /// | not there                                  | nothing                                          | [`NotDone::NoEvent`] |
 ///
-/// A dead event may have been published: it keeps its id, so that consumers who remember it skip it (P5).
+/// A dead event may have been published: it keeps its id, so that consumers who remember it skip it
+/// (P5).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Redrive {
     targets: Targets,
@@ -210,17 +224,21 @@ pub struct Redrive {
 }
 
 impl Redrive {
-    /// Redrives 1 to 256 events, if they were committed within `window`: the [`redrive_window`](crate::Checked::redrive_window) of the
-    /// consumer that forgets first.
+    /// Redrives 1 to 256 events, if they were committed within `window`: the
+    /// [`redrive_window`](crate::Checked::redrive_window) of the consumer that forgets first.
     ///
     /// # Errors
     ///
     /// [`Invalid`] if there are no events or too many.
-    pub fn new(events: impl IntoIterator<Item = EventId>, window: RedriveWindow) -> Result<Self, Invalid> {
+    pub fn new(
+        events: impl IntoIterator<Item = EventId>,
+        window: RedriveWindow,
+    ) -> Result<Self, Invalid> {
         Ok(Self { targets: Targets::new(events)?, window, force: false })
     }
 
-    /// Also redrives what consumers may have forgotten. A consumer that has applied such an event applies it again.
+    /// Also redrives what consumers may have forgotten. A consumer that has applied such an event
+    /// applies it again.
     #[must_use]
     pub fn force(mut self) -> Self {
         self.force = true;
@@ -300,7 +318,9 @@ impl Transition for Discard {
             row.state = DeliveryState::Discarded(now);
             row.reason = Some(match &row.reason {
                 None => self.reason.clone(),
-                Some(dead) => Reason::new(format_args!("{}; it was dead because: {dead}", self.reason)),
+                Some(dead) => {
+                    Reason::new(format_args!("{}; it was dead because: {dead}", self.reason))
+                }
             });
             Ok(())
         }))

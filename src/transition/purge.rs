@@ -21,8 +21,8 @@ use crate::time::Millis;
 /// | positions | all, if positions have a retention                               |                              |
 /// | calls     | done                                                             | intended, started, unknown   |
 ///
-/// Events and effects go with the row that they belong to; to purge those tables themselves removes nothing.
-/// The ages are counted from the time at which a row came into its last state.
+/// Events and effects go with the row that they belong to; to purge those tables themselves removes
+/// nothing. The ages are counted from the time at which a row came into its last state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Purge<'a> {
     retention: &'a Checked<Retention>,
@@ -33,8 +33,15 @@ pub struct Purge<'a> {
 
 impl<'a> Purge<'a> {
     /// The tables that there is something to purge from, in a good order.
-    pub const TABLES: [Table; 7] =
-        [Table::Outbox, Table::Lanes, Table::Requests, Table::Orders, Table::Inbox, Table::Positions, Table::Calls];
+    pub const TABLES: [Table; 7] = [
+        Table::Outbox,
+        Table::Lanes,
+        Table::Requests,
+        Table::Orders,
+        Table::Inbox,
+        Table::Positions,
+        Table::Calls,
+    ];
 
     /// Looks at `limit` rows of a table, from its beginning.
     #[must_use]
@@ -82,12 +89,20 @@ impl Transition for Purge<'_> {
         for stored in rows.as_slice() {
             // What goes with a row was written once, so its revision is the first.
             let (past, with) = match &stored.record {
-                Record::Request(_, row) => {
-                    (row.placed.as_ref().is_some_and(|placed| Self::is_past(now, placed.at, kept.requests)), None)
+                Record::Request(_, row) => (
+                    row.placed
+                        .as_ref()
+                        .is_some_and(|placed| Self::is_past(now, placed.at, kept.requests)),
+                    None,
+                ),
+                Record::Order(_, row) => {
+                    (kept.orders.is_some_and(|age| Self::is_past(now, row.committed_at, age)), None)
                 }
-                Record::Order(_, row) => (kept.orders.is_some_and(|age| Self::is_past(now, row.committed_at, age)), None),
                 Record::Outbox(id, row) => {
-                    let past = row.state.finished_at().is_some_and(|at| Self::is_past(now, at, kept.events));
+                    let past = row
+                        .state
+                        .finished_at()
+                        .is_some_and(|at| Self::is_past(now, at, kept.events));
                     (past, Some(Key::Event(id.clone())))
                 }
                 Record::Lane(_, row) => {
@@ -101,7 +116,9 @@ impl Transition for Purge<'_> {
                     }
                     InboxState::Failing | InboxState::Poisoned => (false, None),
                 },
-                Record::Position(_, _, row) => (kept.positions.is_some_and(|age| Self::is_past(now, row.at, age)), None),
+                Record::Position(_, _, row) => {
+                    (kept.positions.is_some_and(|age| Self::is_past(now, row.at, age)), None)
+                }
                 Record::Call(_, _, row) => match row.state {
                     CallState::Done => (Self::is_past(now, row.at, kept.inbox), None),
                     CallState::Intended | CallState::Started | CallState::Unknown => (false, None),

@@ -1,4 +1,5 @@
-//! Receive an event: apply its effect once for each (consumer, event id), in one commit with the inbox row (P5, F6, F8).
+//! Receive an event: apply its effect once for each (consumer, event id), in one commit with the
+//! inbox row (P5, F6, F8).
 
 use thiserror::Error;
 
@@ -28,7 +29,10 @@ impl Arrival {
     }
 
     /// The row that is there, if its content is what arrived.
-    fn check<'a>(&self, rows: &'a Rows) -> Result<Option<(&'a InboxRow, Revision)>, ContentDiffers> {
+    fn check<'a>(
+        &self,
+        rows: &'a Rows,
+    ) -> Result<Option<(&'a InboxRow, Revision)>, ContentDiffers> {
         match rows.inbox() {
             Some((row, _)) if row.content != self.content => Err(ContentDiffers {
                 consumer: self.consumer.clone(),
@@ -49,7 +53,8 @@ impl Arrival {
     }
 }
 
-/// An event came again under the same id with other content (P5). It is refused, not skipped: one of the two is wrong.
+/// An event came again under the same id with other content (P5). It is refused, not skipped: one
+/// of the two is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "event {event} has other content than the one that consumer {consumer} received under this id \
@@ -76,15 +81,17 @@ pub struct ContentDiffers {
 /// | poisoned           | the same       | nothing                    | [`Received::Poisoned`] |
 /// | any                | other          | nothing                    | refused, [`ContentDiffers`] |
 ///
-/// With [`Receive::in_order`], an event waits for the one that was published before it in its ordering key:
+/// With [`Receive::in_order`], an event waits for the one that was published before it in its
+/// ordering key:
 ///
 /// | its predecessor                     | what is written                                        | outcome   |
 /// |-------------------------------------|--------------------------------------------------------|-----------|
 /// | none, or at or before the position  | the same, and the position moves, if that brings it forward | the same |
 /// | after the position                  | nothing                                                | [`Received::WaitsFor`] |
 ///
-/// A sender counts anew in a lane that it had purged: the first event of a later count waits for nothing, those behind it for the one
-/// before them in that count, and a latecomer of an earlier count is applied without moving the position.
+/// A sender counts anew in a lane that it had purged: the first event of a later count waits for
+/// nothing, those behind it for the one before them in that count, and a latecomer of an earlier
+/// count is applied without moving the position.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Receive {
     arrival: Arrival,
@@ -117,7 +124,8 @@ impl InOrder {
         after == 0 || (begun, after) <= Self::progress(rows)
     }
 
-    /// Moves the position to this place, unless it is as far already: never back, since nothing would bring it forward again.
+    /// Moves the position to this place, unless it is as far already: never back, since nothing
+    /// would bring it forward again.
     fn reach(&self, consumer: &Consumer, now: Millis, rows: &Rows, batch: &mut Batch) {
         let Place { begun, sequence, .. } = self.place;
         if (begun, sequence) <= Self::progress(rows) {
@@ -139,7 +147,8 @@ impl Receive {
         Self { arrival: Arrival::new(consumer, event), effect: None, order: None }
     }
 
-    /// In the order of the ordering key: not before the event that was published before it, as the message's place says.
+    /// In the order of the ordering key: not before the event that was published before it, as the
+    /// message's place says.
     #[must_use]
     pub fn in_order(mut self, ordering_key: OrderingKey, place: Place) -> Self {
         self.order = Some(InOrder { ordering_key, place });
@@ -184,7 +193,8 @@ impl Transition for Receive {
             if !order.is_next(rows) {
                 return Ok(Decision::nothing(Received::WaitsFor(order.place.after)));
             }
-            // Also for one that is done: a redrive may have given it this place, and those behind it wait for that.
+            // Also for one that is done: a redrive may have given it this place, and those behind
+            // it wait for that.
             order.reach(&self.arrival.consumer, now, rows, &mut batch);
         }
         let failures = match found {
@@ -248,14 +258,22 @@ impl Transition for RecordEffect {
             && !row.effect
         {
             let (consumer, event) = (self.consumer.clone(), self.event.clone());
-            batch.update(revision, Record::Inbox(consumer.clone(), event.clone(), InboxRow { effect: true, ..row.clone() }));
+            batch.update(
+                revision,
+                Record::Inbox(
+                    consumer.clone(),
+                    event.clone(),
+                    InboxRow { effect: true, ..row.clone() },
+                ),
+            );
             batch.insert(Record::Effect(consumer, event, self.body.clone()));
         }
         Ok(Decision::new(batch, ()))
     }
 }
 
-/// Counts that a consumer failed on an event, after the transaction with its effect was rolled back.
+/// Counts that a consumer failed on an event, after the transaction with its effect was rolled
+/// back.
 ///
 /// | inbox row | failures with this one  | what is written | outcome |
 /// |-----------|-------------------------|-----------------|---------|
@@ -265,7 +283,8 @@ impl Transition for RecordEffect {
 /// | poisoned  |                         | nothing         | [`FailureCounted::Poisoned`] |
 /// | any, with other content |           | nothing         | refused, [`ContentDiffers`] |
 ///
-/// With [`CountFailure::in_order`], the position moves with an event that is poisoned: those behind it do not wait for what will not come.
+/// With [`CountFailure::in_order`], the position moves with an event that is poisoned: those behind
+/// it do not wait for what will not come.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CountFailure {
     arrival: Arrival,
@@ -316,12 +335,19 @@ impl Transition for CountFailure {
         let (state, outcome) = match found.map(|(row, _)| row.state) {
             Some(InboxState::Applied) => (None, FailureCounted::AppliedAlready),
             Some(InboxState::Poisoned) => (None, FailureCounted::Poisoned),
-            None | Some(InboxState::Failing) if failures < self.limit => (Some(InboxState::Failing), FailureCounted::ComesAgain),
-            None | Some(InboxState::Failing) => (Some(InboxState::Poisoned), FailureCounted::Poisoned),
+            None | Some(InboxState::Failing) if failures < self.limit => {
+                (Some(InboxState::Failing), FailureCounted::ComesAgain)
+            }
+            None | Some(InboxState::Failing) => {
+                (Some(InboxState::Poisoned), FailureCounted::Poisoned)
+            }
         };
         let mut batch = Batch::new();
         // What has ended holds nobody up, at whatever place it came.
-        let ended = self.order.as_ref().filter(|order| outcome != FailureCounted::ComesAgain && order.is_next(rows));
+        let ended = self
+            .order
+            .as_ref()
+            .filter(|order| outcome != FailureCounted::ComesAgain && order.is_next(rows));
         if let Some(order) = ended {
             order.reach(&self.arrival.consumer, now, rows, &mut batch);
         }
@@ -341,9 +367,10 @@ impl Transition for CountFailure {
 /// | poisoned  | failing, without failures so far; the reason stays | `true`: when the event comes again, it is tried again |
 /// | any other, or none | nothing                    | `false` |
 ///
-/// The event has to come again: from the broker's own dead letters, by a [`Redrive`](crate::Redrive) if it is dead at its sender, or, if it was confirmed there, as the
-/// sender's event is kept until it is purged, by an [`Inbox::receive`](crate::Inbox::receive) with it.
-/// A consumer that asks for order has gone on without it; it is applied out of its place then.
+/// The event has to come again: from the broker's own dead letters, by a
+/// [`Redrive`](crate::Redrive) if it is dead at its sender, or, if it was confirmed there, as the
+/// sender's event is kept until it is purged, by an [`Inbox::receive`](crate::Inbox::receive) with
+/// it. A consumer that asks for order has gone on without it; it is applied out of its place then.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Retry {
     consumer: Consumer,
@@ -377,8 +404,9 @@ impl Transition for Retry {
     }
 }
 
-/// Lets a consumer that asks for order go on with the event at a place: it waits for nothing that was published before. For one that begins in
-/// the middle of an ordering key, or that waits for what will not come.
+/// Lets a consumer that asks for order go on with the event at a place: it waits for nothing that
+/// was published before. For one that begins in the middle of an ordering key, or that waits for
+/// what will not come.
 ///
 /// | position                      | what is written | outcome |
 /// |-------------------------------|-----------------|---------|
@@ -391,8 +419,8 @@ pub struct SkipTo {
 }
 
 impl SkipTo {
-    /// `consumer` waits for nothing before the event at this place, which is that of the message for which it answered
-    /// [`Received::WaitsFor`].
+    /// `consumer` waits for nothing before the event at this place, which is that of the message
+    /// for which it answered [`Received::WaitsFor`].
     #[must_use]
     pub const fn new(consumer: Consumer, ordering_key: OrderingKey, place: Place) -> Self {
         // The place that counts as reached is that of the predecessor.

@@ -30,7 +30,11 @@ impl Request {
     /// let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook"), ("quantity", "2")]))?;
     /// # Ok::<(), twobox::Invalid>(())
     /// ```
-    pub fn new(scope: impl AsRef<str>, id: impl AsRef<str>, fingerprint: Fingerprint) -> Result<Self, Invalid> {
+    pub fn new(
+        scope: impl AsRef<str>,
+        id: impl AsRef<str>,
+        fingerprint: Fingerprint,
+    ) -> Result<Self, Invalid> {
         Ok(Self { key: RequestKey::new(scope, id)?, fingerprint })
     }
 
@@ -39,11 +43,16 @@ impl Request {
         if bound.fingerprint == self.fingerprint {
             return Ok(());
         }
-        Err(ParametersDiffer { key: self.key.clone(), bound: bound.fingerprint.clone(), given: self.fingerprint.clone() })
+        Err(ParametersDiffer {
+            key: self.key.clone(),
+            bound: bound.fingerprint.clone(),
+            given: self.fingerprint.clone(),
+        })
     }
 }
 
-/// The key is bound to other parameters (P1). Retry with the first ones, or take a new id for a new intention.
+/// The key is bound to other parameters (P1). Retry with the first ones, or take a new id for a new
+/// intention.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "request {key} is bound to other parameters: it was registered with [{}], now [{}] was given; \
@@ -67,7 +76,8 @@ pub struct ParametersDiffer {
 /// | bound, order placed | the same           | nothing         | [`Registered::Placed`]      |
 /// | bound               | others             | nothing         | refused, [`ParametersDiffer`] |
 ///
-/// A key never answers "in progress": whoever has the same parameters may go on after any failure (F21).
+/// A key never answers "in progress": whoever has the same parameters may go on after any failure
+/// (F21).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Register<'a> {
     request: &'a Request,
@@ -102,7 +112,11 @@ impl Transition for Register<'_> {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Registered>, ParametersDiffer> {
         let Some((bound, _)) = rows.request() else {
-            let row = RequestRow { fingerprint: self.request.fingerprint.clone(), registered_at: now, placed: None };
+            let row = RequestRow {
+                fingerprint: self.request.fingerprint.clone(),
+                registered_at: now,
+                placed: None,
+            };
             let mut batch = Batch::new();
             batch.insert(Record::Request(self.request.key.clone(), row));
             return Ok(Decision::new(batch, Registered::New));

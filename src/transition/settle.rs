@@ -1,4 +1,5 @@
-//! Settle deliveries: what became of the publishes of a run, told by the holder of its lease (P3, P4, P6).
+//! Settle deliveries: what became of the publishes of a run, told by the holder of its lease (P3,
+//! P4, P6).
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -11,8 +12,8 @@ use crate::policy::{DeliveryPolicy, WhenDead};
 use crate::table::{DeliveryState, LaneRow, OutboxRow, Record};
 use crate::time::Millis;
 
-/// What became of a run: the events that were confirmed, in order, and what ended it before its end, if something did.
-/// What is named by neither was not published, and is released.
+/// What became of a run: the events that were confirmed, in order, and what ended it before its
+/// end, if something did. What is named by neither was not published, and is released.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunResult {
     /// The lease that the claim gave.
@@ -30,7 +31,8 @@ pub enum Ending {
     Failed(Reason),
     /// The broker will never take it: it is dead at once (F14).
     Rejected(Reason),
-    /// The consumer asks to have it again later: it is due after the first backoff, and nothing is counted (F9).
+    /// The consumer asks to have it again later: it is due after the first backoff, and nothing is
+    /// counted (F9).
     Deferred(Reason),
     /// The broker cannot be reached: this counts against no event (F15).
     Unavailable(Reason),
@@ -64,9 +66,13 @@ pub struct Settle<'a> {
 }
 
 impl<'a> Settle<'a> {
-    /// Settles these runs; of two results for one lane the later one is stale, unless the first was.
+    /// Settles these runs; of two results for one lane the later one is stale, unless the first
+    /// was.
     #[must_use]
-    pub fn new(policy: &'a Checked<DeliveryPolicy>, results: impl IntoIterator<Item = RunResult>) -> Self {
+    pub fn new(
+        policy: &'a Checked<DeliveryPolicy>,
+        results: impl IntoIterator<Item = RunResult>,
+    ) -> Self {
         let mut results: Vec<RunResult> = results.into_iter().collect();
         results.sort_by(|a, b| a.lease.lane.cmp(&b.lease.lane));
         Self { policy, results }
@@ -85,7 +91,8 @@ pub struct Settled {
     pub released: usize,
     /// The events that are dead now.
     pub dead: Vec<EventId>,
-    /// The leases that were not current: their runs changed nothing, and others deliver those events.
+    /// The leases that were not current: their runs changed nothing, and others deliver those
+    /// events.
     pub stale: Vec<StaleLease>,
 }
 
@@ -105,14 +112,17 @@ impl Transition for Settle<'_> {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Settled>, Self::Refusal> {
-        let (mut batch, mut freed) = (Batch::with_capacity(rows.as_slice().len()), Batch::with_capacity(self.results.len()));
+        let (mut batch, mut freed) =
+            (Batch::with_capacity(rows.as_slice().len()), Batch::with_capacity(self.results.len()));
         let mut settled = Settled::default();
         let mut lanes = rows.lanes().peekable();
         let mut done: Option<&LeaseRef> = None;
         for result in &self.results {
             let checked = match seek(&mut lanes, &result.lease.lane) {
                 None => Err(Stale::NoLane),
-                Some(_) if done.is_some_and(|lease| lease.lane == result.lease.lane) => Err(Stale::Ended),
+                Some(_) if done.is_some_and(|lease| lease.lane == result.lease.lane) => {
+                    Err(Stale::Ended)
+                }
                 Some(lane) => check(lane, result).map(|()| lane),
             };
             match checked {
@@ -130,14 +140,19 @@ impl Transition for Settle<'_> {
 }
 
 /// The question for the lanes of some leases, each with its first pending events.
-fn by_lane<'a>(leases: impl Iterator<Item = (&'a LeaseRef, usize)>) -> Vec<(crate::ids::OrderingKey, usize)> {
+fn by_lane<'a>(
+    leases: impl Iterator<Item = (&'a LeaseRef, usize)>,
+) -> Vec<(crate::ids::OrderingKey, usize)> {
     let mut lanes: Vec<_> = leases.map(|(lease, events)| (lease.lane.clone(), events)).collect();
-    lanes.sort_unstable_by(|a, b| (&a.0, core::cmp::Reverse(a.1)).cmp(&(&b.0, core::cmp::Reverse(b.1))));
+    lanes.sort_unstable_by(|a, b| {
+        (&a.0, core::cmp::Reverse(a.1)).cmp(&(&b.0, core::cmp::Reverse(b.1)))
+    });
     lanes.dedup_by(|a, b| a.0 == b.0);
     lanes
 }
 
-/// Whether the result was made under the current lease, for the events that it covers in their order.
+/// Whether the result was made under the current lease, for the events that it covers in their
+/// order.
 fn check(lane: LaneView<'_>, result: &RunResult) -> Result<(), Stale> {
     let lease = lane.row.current(&result.lease)?;
     let named = result.confirmed.iter().chain(result.ended.iter().map(|(event, _)| event));
@@ -162,18 +177,23 @@ impl Settle<'_> {
     ) -> LaneRow {
         let mut row = lane.row.clone();
         let mut pending = lane.pending();
-        // The starts of the first event so far are counted in the lane, with the one that is settled now.
+        // The starts of the first event so far are counted in the lane, with the one that is
+        // settled now.
         let mut starts = row.starts;
         for _ in &result.confirmed {
             let Some((id, event, revision)) = pending.next() else { break };
             row.confirmed = event.sequence;
-            let event =
-                OutboxRow { starts: event.starts.saturating_add(starts), state: DeliveryState::Confirmed(now), ..event.clone() };
+            let event = OutboxRow {
+                starts: event.starts.saturating_add(starts),
+                state: DeliveryState::Confirmed(now),
+                ..event.clone()
+            };
             batch.update(revision, Record::Outbox(id.clone(), event));
             settled.confirmed += 1;
             (starts, row.starts) = (1, 0);
         }
-        let ended = result.ended.as_ref().and_then(|(_, ending)| pending.next().map(|head| (head, ending)));
+        let ended =
+            result.ended.as_ref().and_then(|(_, ending)| pending.next().map(|head| (head, ending)));
         let head_due = match ended {
             None => {
                 if result.confirmed.is_empty() {

@@ -1,5 +1,5 @@
-//! The async driver: the same as the sync one, its futures can be sent, and a future that is dropped at any await leaves the
-//! tables as they were before or after, never between (P2, P8).
+//! The async driver: the same as the sync one, its futures can be sent, and a future that is
+//! dropped at any await leaves the tables as they were before or after, never between (P2, P8).
 
 use core::future::Future;
 use core::pin::pin;
@@ -9,12 +9,15 @@ use core::time::Duration;
 
 use twobox::relay::{Exchange, RelaySettings, run_exchange, run_exchange_async};
 use twobox::store::CONFLICT_TRIES;
-use twobox::store::asynchronous::{AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction};
+use twobox::store::asynchronous::{
+    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction,
+};
 use twobox::transition::call::{CallKey, Intend, Start, WhenUnknown};
 use twobox::{
-    Applied, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft, Dump, Ending, Event,
-    Fingerprint, Headers, Key, LeaseRef, Load, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered,
-    Renew, Request, Rows, RunError, RunResult, Settle, Stats, Store, Tables, Transaction,
+    Applied, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft,
+    Dump, Ending, Event, Fingerprint, Headers, Key, LeaseRef, Load, Millis, ParametersDiffer,
+    Query, Reader, Reason, Receive, Register, Registered, Renew, Request, Rows, RunError,
+    RunResult, Settle, Stats, Store, Tables, Transaction,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -23,14 +26,18 @@ use crate::support::name;
 
 const NOW: Millis = Millis::new(1_000);
 
-/// A sync store behind a network: each step waits once before it does its work, and once for the answer.
+/// A sync store behind a network: each step waits once before it does its work, and once for the
+/// answer.
 #[derive(Debug, Default)]
 struct Yielding<S>(S);
 
 /// Pending once.
 async fn wait() {
     let mut waited = false;
-    core::future::poll_fn(|_| if core::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+    core::future::poll_fn(|_| {
+        if core::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 async fn answered<T>(work: impl FnOnce() -> T) -> T {
@@ -126,7 +133,8 @@ fn event() -> Event {
     }
 }
 
-/// Calls a macro with a short name, the tables beforehand, and a transition that changes them: one of each kind.
+/// Calls a macro with a short name, the tables beforehand, and a transition that changes them: one
+/// of each kind.
 macro_rules! each_transition {
     ($call:ident) => {
         let policy = Checked::<DeliveryPolicy>::default();
@@ -134,7 +142,12 @@ macro_rules! each_transition {
         let claim = || Claim::new(&policy, name("me"), Duration::from_millis(500), 10).unwrap();
         let lease = || LeaseRef { lane: name("k"), token: NOW.get() + 1 };
         let ended = Some((name("o1/2"), Ending::Failed(Reason::new("no"))));
-        let settle = || Settle::new(&policy, [RunResult { lease: lease(), confirmed: vec![name("o1/1")], ended: ended.clone() }]);
+        let settle = || {
+            Settle::new(
+                &policy,
+                [RunResult { lease: lease(), confirmed: vec![name("o1/1")], ended: ended.clone() }],
+            )
+        };
         let renew = || Renew::new([lease()], Duration::from_secs(9));
         let receive = || Receive::new(name("c"), &event()).effect(Body::text("points").unwrap());
         let fail = || CountFailure::new(name("c"), &event(), Reason::new("no"), 9);
@@ -179,7 +192,8 @@ fn lasting(mut state: State) -> String {
 #[test]
 fn the_async_driver_is_the_sync_driver() {
     let (sync, other) = (MemoryStore::new(), Yielding(MemoryStore::new()));
-    // In a row on one store: each operation twice, so that those which change nothing are there too.
+    // In a row on one store: each operation twice, so that those which change nothing are there
+    // too.
     macro_rules! both {
         ($what:literal, $before:expr, $transition:expr) => {
             for _ in 0..2 {
@@ -188,10 +202,17 @@ fn the_async_driver_is_the_sync_driver() {
                 assert_eq!(other.0.state(), sync.state(), $what);
             }
             let outcome = sync.write(NOW, |tx| tx.run($transition));
-            assert_eq!(block_on(other.write(NOW, async |tx| tx.run($transition).await)), outcome, $what);
+            assert_eq!(
+                block_on(other.write(NOW, async |tx| tx.run($transition).await)),
+                outcome,
+                $what
+            );
             assert_eq!(other.0.state(), sync.state(), $what);
             // And from where it changes something.
-            let (sync, other) = (MemoryStore::from_state($before.clone()), Yielding(MemoryStore::from_state($before.clone())));
+            let (sync, other) = (
+                MemoryStore::from_state($before.clone()),
+                Yielding(MemoryStore::from_state($before.clone())),
+            );
             let outcome = sync.run($transition, NOW);
             assert!(outcome.is_ok());
             assert_ne!(&sync.state(), $before, $what);
@@ -220,14 +241,19 @@ fn the_async_driver_is_the_sync_driver() {
     // And the dump and the statistics of both.
     let dump = block_on(async { Dump::of_async(&mut other.view().await.unwrap()).await.unwrap() });
     assert_eq!(dump, Dump::of(&mut sync.view().unwrap()).unwrap());
-    let stats = block_on(async { Stats::of_async(&mut other.view().await.unwrap(), NOW).await.unwrap() });
+    let stats =
+        block_on(async { Stats::of_async(&mut other.view().await.unwrap(), NOW).await.unwrap() });
     assert_eq!(stats, Stats::of(&mut sync.view().unwrap(), NOW).unwrap());
     assert_ne!(stats, Stats::default());
 }
 
-/// Drops an operation after each number of polls until it comes to its end, and checks what each leaves behind.
-/// It says how many polls it took.
-fn cancel_at_each_await(what: &str, before: &State, work: impl AsyncFn(&Yielding<MemoryStore>)) -> usize {
+/// Drops an operation after each number of polls until it comes to its end, and checks what each
+/// leaves behind. It says how many polls it took.
+fn cancel_at_each_await(
+    what: &str,
+    before: &State,
+    work: impl AsyncFn(&Yielding<MemoryStore>),
+) -> usize {
     let whole = Yielding(MemoryStore::from_state(before.clone()));
     block_on(work(&whole));
     let end = whole.0.state();
@@ -240,13 +266,20 @@ fn cancel_at_each_await(what: &str, before: &State, work: impl AsyncFn(&Yielding
         if left == end {
             taken += 1;
         } else {
-            assert_eq!(&left, before, "{what}, dropped after {polls} polls, left something between");
+            assert_eq!(
+                &left, before,
+                "{what}, dropped after {polls} polls, left something between"
+            );
             assert_eq!(taken, 0, "{what}, dropped after {polls} polls, was taken back");
             not_taken += 1;
         }
         // The same again comes to the same end (P8), and the store is not left locked.
         block_on(work(&store));
-        assert_eq!(lasting(store.0.state()), lasting(end.clone()), "{what} again, after {polls} polls");
+        assert_eq!(
+            lasting(store.0.state()),
+            lasting(end.clone()),
+            "{what} again, after {polls} polls"
+        );
         assert!(!ended || left == end);
         ended
     });
@@ -259,7 +292,9 @@ fn cancel_at_each_await(what: &str, before: &State, work: impl AsyncFn(&Yielding
 fn a_run_that_is_dropped_is_before_or_after() {
     macro_rules! cancel {
         ($what:literal, $before:expr, $transition:expr) => {
-            let polls = cancel_at_each_await($what, $before, async |store| drop(AsyncStore::run(store, $transition, NOW).await));
+            let polls = cancel_at_each_await($what, $before, async |store| {
+                drop(AsyncStore::run(store, $transition, NOW).await)
+            });
             // Begin, load, apply and commit wait twice each.
             assert_eq!(polls, 9, $what);
         };
@@ -284,7 +319,12 @@ fn a_write_that_is_dropped_is_before_or_after() {
     let polls = cancel_at_each_await("receive at two consumers", &empty, async |store| {
         let written = store.write(NOW, async |tx| {
             for consumer in ["c", "d"] {
-                let _ = tx.run(Receive::new(name(consumer), &event()).effect(Body::text(consumer).unwrap())).await?;
+                let _ = tx
+                    .run(
+                        Receive::new(name(consumer), &event())
+                            .effect(Body::text(consumer).unwrap()),
+                    )
+                    .await?;
             }
             Ok::<_, RunError<_, _>>(tx.now())
         });
@@ -293,16 +333,20 @@ fn a_write_that_is_dropped_is_before_or_after() {
     assert_eq!(polls, 13);
 }
 
-/// As the sync driver: a conflict is tried again, is bounded, and is not lost when the closure ignores it.
+/// As the sync driver: a conflict is tried again, is bounded, and is not lost when the closure
+/// ignores it.
 #[test]
 fn a_conflict_is_tried_again() {
     let two = request("r");
     let key = Key::Request(two.key.clone());
     let nested = |error| match error {
         RunError::Conflict(key) => RunError::Conflict(key),
-        other @ (RunError::Refused(_) | RunError::Store(_) | RunError::Unknown(_)) => RunError::Refused(other),
+        other @ (RunError::Refused(_) | RunError::Store(_) | RunError::Unknown(_)) => {
+            RunError::Refused(other)
+        }
     };
-    let rigged = |conflicts: u32| Yielding(Rigged { conflicts: conflicts.into(), ..Rigged::default() });
+    let rigged =
+        |conflicts: u32| Yielding(Rigged { conflicts: conflicts.into(), ..Rigged::default() });
     for (conflicts, expected) in [
         (0, Ok(Registered::New)),
         (CONFLICT_TRIES, Ok(Registered::New)),
@@ -311,7 +355,8 @@ fn a_conflict_is_tried_again() {
     ] {
         let begun = conflicts.min(CONFLICT_TRIES) + 1;
         let committed = u32::from(expected.is_ok());
-        let counts = |store: &Yielding<Rigged>| (store.0.begun.load(SeqCst), store.0.committed.load(SeqCst));
+        let counts =
+            |store: &Yielding<Rigged>| (store.0.begun.load(SeqCst), store.0.committed.load(SeqCst));
         let store = rigged(conflicts);
         assert_eq!(block_on(store.run(Register::new(&two), NOW)), expected);
         assert_eq!(counts(&store), (begun, committed));
@@ -345,7 +390,8 @@ fn a_conflict_is_tried_again() {
     assert_eq!(store.0.inner.state(), before);
 }
 
-/// An exchange of a relay is one commit, with either driver. After a conflict it is tried again, as often as said and no more.
+/// An exchange of a relay is one commit, with either driver. After a conflict it is tried again, as
+/// often as said and no more.
 #[test]
 fn an_exchange_is_one_commit_and_is_tried_again() {
     let settings = RelaySettings::new(name("me")).checked().unwrap();
@@ -364,11 +410,17 @@ fn an_exchange_is_one_commit_and_is_tried_again() {
         (Exchange { settle: vec![], claim: 9 }, false),
     ] {
         for conflicts in [0, 1, CONFLICT_TRIES, CONFLICT_TRIES + 1, u32::MAX] {
-            let rigged =
-                || Rigged { inner: MemoryStore::from_state(claimed.clone()), conflicts: conflicts.into(), ..Rigged::default() };
+            let rigged = || Rigged {
+                inner: MemoryStore::from_state(claimed.clone()),
+                conflicts: conflicts.into(),
+                ..Rigged::default()
+            };
             let (sync, other) = (rigged(), Yielding(rigged()));
             let exchanged = run_exchange(&sync, &settings, NOW, exchange.clone());
-            assert_eq!(block_on(run_exchange_async(&other, &settings, NOW, exchange.clone())), exchanged);
+            assert_eq!(
+                block_on(run_exchange_async(&other, &settings, NOW, exchange.clone())),
+                exchanged
+            );
             assert_eq!(other.0.inner.state(), sync.inner.state());
             assert_eq!(other.0.counts(), sync.counts());
             let (begun, _, committed) = sync.counts();
@@ -380,7 +432,10 @@ fn an_exchange_is_one_commit_and_is_tried_again() {
                 let (settled, claimed) = exchanged.unwrap();
                 assert_eq!(settled.unwrap().confirmed, 1);
                 // What the settlement set free is claimed in the same commit.
-                assert_eq!(claimed.map(|claimed| claimed.runs.len()), (exchange.claim > 0).then_some(1));
+                assert_eq!(
+                    claimed.map(|claimed| claimed.runs.len()),
+                    (exchange.claim > 0).then_some(1)
+                );
             } else {
                 assert_eq!((begun, committed), (CONFLICT_TRIES + 1, 0));
                 assert!(matches!(exchanged, Err(RunError::Conflict(_))), "{exchanged:?}");
@@ -402,7 +457,10 @@ fn sendable<F: Future + Send>(future: F) -> F {
 }
 
 /// For any store and any transition, without knowing them.
-fn run_is_send<'a, S: AsyncStore>(store: &'a S, request: &'a Request) -> impl Future<Output: Sized> + Send + 'a {
+fn run_is_send<'a, S: AsyncStore>(
+    store: &'a S,
+    request: &'a Request,
+) -> impl Future<Output: Sized> + Send + 'a {
     sendable(store.run(Register::new(request), NOW))
 }
 

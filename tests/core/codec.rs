@@ -1,13 +1,14 @@
-//! Rows as bytes: what was written comes back, orders are kept, and damage is found and never a wrong row or a panic.
+//! Rows as bytes: what was written comes back, orders are kept, and damage is found and never a
+//! wrong row or a panic.
 
 use proptest::prelude::*;
 use twobox::codec::{
-    Damaged, Decoder, IndexPart, decode, decode_index_entry, encode_index_entry, encode_index_part, encode_key, encode_value,
-    indexed_row, is_in_index_part,
+    Damaged, Decoder, IndexPart, decode, decode_index_entry, encode_index_entry, encode_index_part,
+    encode_key, encode_value, indexed_row, is_in_index_part,
 };
 use twobox::{
-    Batch, Body, Change, DeliveryState, Event, EventId, Fingerprint, Headers, IndexEntry, Key, Millis, OrderingKey, Placed,
-    Record, RequestKey, RequestRow, Revision, Stored, Table,
+    Batch, Body, Change, DeliveryState, Event, EventId, Fingerprint, Headers, IndexEntry, Key,
+    Millis, OrderingKey, Placed, Record, RequestKey, RequestRow, Revision, Stored, Table,
 };
 
 use crate::support::{insert, name, names, numbers, pending, records, stored, times};
@@ -39,7 +40,8 @@ fn entries() -> impl Strategy<Value = IndexEntry> {
     let ids = || names::<EventId>(EventId::MAX);
     prop_oneof![
         (times(), lanes()).prop_map(|(due, lane)| IndexEntry::Due(due, lane)),
-        (lanes(), numbers(), ids()).prop_map(|(lane, sequence, id)| IndexEntry::Pending(lane, sequence, id)),
+        (lanes(), numbers(), ids())
+            .prop_map(|(lane, sequence, id)| IndexEntry::Pending(lane, sequence, id)),
         ids().prop_map(IndexEntry::Dead),
     ]
 }
@@ -62,7 +64,10 @@ fn canonical_entry(bytes: &[u8]) -> Result<(), TestCaseError> {
 }
 
 /// Calls `check` with each cut and each flip of one bit.
-fn each_damage(bytes: &[u8], mut check: impl FnMut(&[u8]) -> Result<(), TestCaseError>) -> Result<(), TestCaseError> {
+fn each_damage(
+    bytes: &[u8],
+    mut check: impl FnMut(&[u8]) -> Result<(), TestCaseError>,
+) -> Result<(), TestCaseError> {
     (0..bytes.len()).try_for_each(|end| check(&bytes[..end]))?;
     let mut flipped = bytes.to_vec();
     for at in 0..bytes.len() {
@@ -205,10 +210,17 @@ fn outbox(value: &[u8]) -> Result<Stored, Damaged> {
 /// A length that is larger than what follows must not be believed, however large it is.
 #[test]
 fn a_length_is_not_believed() {
-    for length in [&[0x7f][..], &[0xff, 0xff, 0x03], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]] {
+    for length in [
+        &[0x7f][..],
+        &[0xff, 0xff, 0x03],
+        &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
+    ] {
         let value = [&[1][..], length, b"abc"].concat();
         let damaged = outbox(&value).unwrap_err();
-        assert_eq!(damaged.to_string(), "a stored row of outbox is damaged: it ends too early; restore the store from a copy");
+        assert_eq!(
+            damaged.to_string(),
+            "a stored row of outbox is damaged: it ends too early; restore the store from a copy"
+        );
         for table in Table::ALL {
             assert!(decode(table, b"a\0b", &value).is_err());
         }
@@ -224,12 +236,19 @@ fn a_number_has_one_form() {
     for (revision, what) in [
         (&[0x81, 0x00][..], "a number with idle digits"),
         (&[0x80, 0x80, 0x00][..], "a number with idle digits"),
-        (&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02][..], "a number that is too large"),
-        (&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x81, 0x00][..], "a number that is too large"),
+        (
+            &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02][..],
+            "a number that is too large",
+        ),
+        (
+            &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x81, 0x00][..],
+            "a number that is too large",
+        ),
     ] {
         assert_eq!(outbox(&[revision, &good[1..]].concat()).unwrap_err().what, what);
     }
-    let largest = [&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01][..], &good[1..]].concat();
+    let largest =
+        [&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01][..], &good[1..]].concat();
     assert_eq!(outbox(&largest).unwrap().revision, Revision::from_stored(u64::MAX));
 }
 
@@ -247,7 +266,11 @@ fn a_damaged_index_entry_says_what_is_wrong() {
         (b"\x02a", Table::Outbox, "no separator in its index"),
         (b"\x02a\0", Table::Outbox, short),
         (b"\x02a\0\0\0\0\0\0\0\0", Table::Outbox, short),
-        (b"\x02\0\0\0\0\0\0\0\0\0e", Table::Outbox, "ordering key is empty; give it 1 to 128 bytes"),
+        (
+            b"\x02\0\0\0\0\0\0\0\0\0e",
+            Table::Outbox,
+            "ordering key is empty; give it 1 to 128 bytes",
+        ),
         (b"\x02a\0\0\0\0\0\0\0\0\0", Table::Outbox, "event id is empty; give it 1 to 160 bytes"),
         (b"\x03", Table::Outbox, "event id is empty; give it 1 to 160 bytes"),
     ] {
@@ -262,7 +285,9 @@ fn names_that_come_again_are_shared() {
     let mut decoder = Decoder::default();
     let mut read = |event: &str| {
         let row = stored(1, Record::Effect(name("c"), name(event), Body::text("x").unwrap()));
-        let decoded = decoder.decode(Table::Effects, &key_bytes(&row.record.key()), &value_bytes(&row)).unwrap();
+        let decoded = decoder
+            .decode(Table::Effects, &key_bytes(&row.record.key()), &value_bytes(&row))
+            .unwrap();
         assert_eq!(decoded, row);
         let Record::Effect(consumer, event, _) = decoded.record else { panic!("no effect") };
         (consumer, event)
@@ -286,7 +311,10 @@ fn a_list_has_its_limit() {
         let row = RequestRow { fingerprint, registered_at: Millis::new(1), placed };
         let row = stored(1, Record::Request(RequestKey::new("s", "r").unwrap(), row));
         let decoded = decode(Table::Requests, b"s\0r", &value_bytes(&row));
-        assert_eq!(decoded.map_err(|damaged| damaged.what), what.map_or(Ok(row), |what| Err(what.to_owned())));
+        assert_eq!(
+            decoded.map_err(|damaged| damaged.what),
+            what.map_or(Ok(row), |what| Err(what.to_owned()))
+        );
     }
 }
 
@@ -295,7 +323,10 @@ fn a_list_has_its_limit() {
 fn headers_that_were_never_written_so_are_damaged() {
     let event = |headers: &[(&str, &str)]| {
         let mut value = Vec::new();
-        let headers = headers.iter().try_fold(Headers::new(), |headers, (name, value)| headers.with(*name, *value)).unwrap();
+        let headers = headers
+            .iter()
+            .try_fold(Headers::new(), |headers, (name, value)| headers.with(*name, *value))
+            .unwrap();
         let event = Event {
             id: name("e"),
             order: name("o"),
@@ -329,7 +360,10 @@ fn headers_that_were_never_written_so_are_damaged() {
 #[test]
 fn texts_that_were_made_to_fit_are_damaged_if_they_do_not() {
     let mut value = Vec::new();
-    let row = twobox::OutboxRow { reason: Some(twobox::Reason::new("no\u{20}answer")), ..pending("a", 1) };
+    let row = twobox::OutboxRow {
+        reason: Some(twobox::Reason::new("no\u{20}answer")),
+        ..pending("a", 1)
+    };
     encode_value(&Record::Outbox(name("e"), row), Revision::FIRST, &mut value);
     assert!(outbox(&value).is_ok());
     let at = value.iter().rposition(|byte| *byte == b' ').unwrap();
@@ -337,7 +371,8 @@ fn texts_that_were_made_to_fit_are_damaged_if_they_do_not() {
     assert!(outbox(&value).is_err(), "a control character in a reason");
 }
 
-/// Every row has at most one entry, which tells where it stands (P3: a dead event is found, a blocked lane is not due).
+/// Every row has at most one entry, which tells where it stands (P3: a dead event is found, a
+/// blocked lane is not due).
 #[test]
 fn index_entries_follow_from_the_row() {
     let at = Millis::new(7);
@@ -353,7 +388,10 @@ fn index_entries_follow_from_the_row() {
     }
     for due in [None, Some(at)] {
         let row = twobox::LaneRow { due, ..crate::support::LANE };
-        assert_eq!(Record::Lane(name("a"), row).index_entry(), due.map(|due| IndexEntry::Due(due, name("a"))));
+        assert_eq!(
+            Record::Lane(name("a"), row).index_entry(),
+            due.map(|due| IndexEntry::Due(due, name("a")))
+        );
     }
 }
 
@@ -374,7 +412,9 @@ fn a_known_name_is_not_right_everywhere() {
 #[test]
 fn parts_of_lanes_end_with_the_name() {
     let entry = entry_bytes(&IndexEntry::Pending(name("customer-10"), 1, name("e")));
-    for (lane, is) in [("customer-1", false), ("customer-10", true), ("customer-100", false), ("c", false)] {
+    for (lane, is) in
+        [("customer-1", false), ("customer-10", true), ("customer-100", false), ("c", false)]
+    {
         assert_eq!(is_in_index_part(IndexPart::Pending(&name(lane)), &entry), is, "{lane}");
     }
 }

@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use twobox::store::CONFLICT_TRIES;
 use twobox::{
-    Applied, Batch, Body, CommitOrder, Consumer, Draft, Event, EventId, Expect, Fingerprint, Key, Load, Millis, ParametersDiffer,
-    Query, Reader, Receive, Received, Record, Register, Registered, Request, Revision, Rows, RunError, Store, Stored, Tables,
-    Transaction,
+    Applied, Batch, Body, CommitOrder, Consumer, Draft, Event, EventId, Expect, Fingerprint, Key,
+    Load, Millis, ParametersDiffer, Query, Reader, Receive, Received, Record, Register, Registered,
+    Request, Revision, Rows, RunError, Store, Stored, Tables, Transaction,
 };
 use twobox_memory::{MemoryStore, MemoryTransaction, State};
 
@@ -79,7 +79,11 @@ impl Load for RiggedTransaction<'_> {
     type Error = DiskError;
 
     fn load(&mut self, query: &Query) -> Result<Rows, DiskError> {
-        if take(&self.store.load_fails) { Err(DiskError("unreadable")) } else { Ok(self.inner.load(query).unwrap()) }
+        if take(&self.store.load_fails) {
+            Err(DiskError("unreadable"))
+        } else {
+            Ok(self.inner.load(query).unwrap())
+        }
     }
 }
 
@@ -131,7 +135,8 @@ fn order<'a>(request: &'a Request, id: &str) -> CommitOrder<'a> {
     CommitOrder::new(request, name(id), Body::text("order").unwrap(), [draft]).unwrap()
 }
 
-/// What every store checks before it writes: a row that is not there, or one that nobody has written since it was read.
+/// What every store checks before it writes: a row that is not there, or one that nobody has
+/// written since it was read.
 #[test]
 fn a_guard_holds_for_what_it_expects_alone() {
     let revision = Revision::from_stored;
@@ -145,7 +150,10 @@ fn a_guard_holds_for_what_it_expects_alone() {
     ] {
         assert_eq!(expect.holds(found.map(revision)), holds, "{expect:?} {found:?}");
     }
-    assert_eq!((Expect::Absent.written(), Expect::Revision(revision(2)).written()), (revision(1), revision(3)));
+    assert_eq!(
+        (Expect::Absent.written(), Expect::Revision(revision(2)).written()),
+        (revision(1), revision(3))
+    );
 }
 
 /// P1: what changes something is committed once, and what changes nothing is not.
@@ -157,7 +165,10 @@ fn an_operation_that_changes_nothing_does_not_commit() {
     assert_eq!(store.counts(), (1, 1, 1));
     assert_eq!(store.run(Register::new(&two), NOW), Ok(Registered::Open));
     assert_eq!(store.counts(), (2, 1, 1));
-    assert!(matches!(store.run(Register::new(&three), NOW), Err(RunError::Refused(ParametersDiffer { .. }))));
+    assert!(matches!(
+        store.run(Register::new(&three), NOW),
+        Err(RunError::Refused(ParametersDiffer { .. }))
+    ));
     assert_eq!(store.counts(), (3, 1, 1));
     assert!(!store.run(order(&two, "o"), NOW).unwrap().repeated);
     assert_eq!(store.counts(), (4, 2, 2));
@@ -202,13 +213,17 @@ fn a_conflict_is_tried_again() {
     }
 }
 
-/// In a transaction that somebody lent us the conflict is handed up, and nothing is committed for them.
+/// In a transaction that somebody lent us the conflict is handed up, and nothing is committed for
+/// them.
 #[test]
 fn a_conflict_in_a_lent_transaction_is_handed_up() {
     let two = request("r", "2");
     let store = Rigged { conflicts: 1.into(), ..Rigged::default() };
     let mut tx = store.begin().unwrap();
-    assert_eq!(tx.run(Register::new(&two), NOW), Err(RunError::Conflict(Key::Request(two.key.clone()))));
+    assert_eq!(
+        tx.run(Register::new(&two), NOW),
+        Err(RunError::Conflict(Key::Request(two.key.clone())))
+    );
     assert_eq!(store.counts(), (1, 1, 0));
     // Its owner may run it again in the same transaction, since a conflict wrote nothing.
     assert_eq!(tx.run(Register::new(&two), NOW), Ok(Registered::New));
@@ -287,20 +302,24 @@ fn a_refusal_that_is_handled_leaves_the_write_usable() {
     assert_eq!(store.counts(), (1, 2, 1));
 }
 
-/// A conflict is no refusal: whatever is made of it, nothing is committed that was decided on what is no longer so.
+/// A conflict is no refusal: whatever is made of it, nothing is committed that was decided on what
+/// is no longer so.
 #[test]
 fn a_conflict_that_is_ignored_rolls_the_write_back() {
     let two = request("r", "2");
-    for (conflicts, result) in
-        [(1, Ok(2)), (CONFLICT_TRIES, Ok(CONFLICT_TRIES + 1)), (u32::MAX, Err(RunError::Conflict(Key::Request(two.key.clone()))))]
-    {
+    for (conflicts, result) in [
+        (1, Ok(2)),
+        (CONFLICT_TRIES, Ok(CONFLICT_TRIES + 1)),
+        (u32::MAX, Err(RunError::Conflict(Key::Request(two.key.clone())))),
+    ] {
         for fails in [false, true] {
             let store = Rigged { conflicts: conflicts.into(), ..Rigged::default() };
             let mut runs = 0;
             let written = store.write(NOW, |tx| {
                 runs += 1;
                 let registered = tx.run(Register::new(&two));
-                // What the closure makes of the conflict does not matter, be it success or an error of its own.
+                // What the closure makes of the conflict does not matter, be it success or an error
+                // of its own.
                 if fails && registered.is_err() { Err(ShopError::SoldOut) } else { Ok(runs) }
             });
             assert_eq!(written, result);
@@ -310,7 +329,8 @@ fn a_conflict_that_is_ignored_rolls_the_write_back() {
     }
 }
 
-/// A conflict in one transition, after another was applied: the first one goes too, and comes again with the next try.
+/// A conflict in one transition, after another was applied: the first one goes too, and comes again
+/// with the next try.
 #[test]
 fn a_conflict_rolls_back_what_came_before_it() {
     let store = Rigged::default();
@@ -328,7 +348,8 @@ fn a_conflict_rolls_back_what_came_before_it() {
     assert_eq!(store.counts(), (2, 4, 1));
 }
 
-/// A store that fails before the commit has changed nothing; it is not tried again behind the caller's back.
+/// A store that fails before the commit has changed nothing; it is not tried again behind the
+/// caller's back.
 #[test]
 fn a_store_that_fails_is_reported() {
     let two = request("r", "2");
@@ -338,14 +359,18 @@ fn a_store_that_fails_is_reported() {
     ] {
         let failed = store.run(Register::new(&two), NOW).unwrap_err();
         assert_eq!(failed, RunError::Store(error.clone()));
-        assert_eq!(failed.to_string(), format!("the store failed before the commit, nothing was changed: {error}"));
+        assert_eq!(
+            failed.to_string(),
+            format!("the store failed before the commit, nothing was changed: {error}")
+        );
         assert_eq!((store.begun.load(SeqCst), store.committed.load(SeqCst)), (1, 0));
         assert!(store.is_empty());
         assert_eq!(store.run(Register::new(&two), NOW), Ok(Registered::New));
     }
 }
 
-/// After a commit that failed nobody knows; to run the same again finds out and comes to the same end (P1, P8).
+/// After a commit that failed nobody knows; to run the same again finds out and comes to the same
+/// end (P1, P8).
 #[test]
 fn a_commit_that_fails_is_unknown() {
     let two = request("r", "2");
@@ -373,7 +398,8 @@ fn a_commit_that_fails_is_unknown() {
     }
 }
 
-/// P5, F6: an effect and its mark are one commit, and the user's part is left out when there is nothing to do.
+/// P5, F6: an effect and its mark are one commit, and the user's part is left out when there is
+/// nothing to do.
 #[test]
 fn an_effect_is_applied_once() {
     let store = Rigged::default();
@@ -390,12 +416,18 @@ fn an_effect_is_applied_once() {
     };
     let receive = || {
         store.write(NOW, |tx| {
-            let received = tx.run(Receive::new(consumer.clone(), &event).effect(Body::text("points").unwrap()))?;
+            let received = tx.run(
+                Receive::new(consumer.clone(), &event).effect(Body::text("points").unwrap()),
+            )?;
             Ok::<_, RunError<DiskError, twobox::ContentDiffers>>(received)
         })
     };
     assert_eq!(receive(), Ok(Received::Applied));
     assert_eq!(receive(), Ok(Received::Duplicate));
-    let effects = store.view().unwrap().load(&Query::Walk { table: twobox::Table::Effects, after: None, limit: 9 }).unwrap();
+    let effects = store
+        .view()
+        .unwrap()
+        .load(&Query::Walk { table: twobox::Table::Effects, after: None, limit: 9 })
+        .unwrap();
     assert!(matches!(effects.as_slice(), [Stored { record: Record::Effect(..), .. }]));
 }

@@ -1,4 +1,5 @@
-//! What a request key is bound to (P1, F23): the same parameters always give the same fingerprint, others never do.
+//! What a request key is bound to (P1, F23): the same parameters always give the same fingerprint,
+//! others never do.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -123,9 +124,16 @@ fn a_summary_of_control_characters_is_cut_where_it_is_full() {
             let text = format!("{before}{}", "\u{80}".repeat(controls));
             let shown = format!("{before}{}", " ".repeat(controls));
             let fits = shown.len() <= Fingerprint::MAX_SUMMARY;
-            let expected =
-                if fits { shown.clone() } else { format!("{}…", &shown[..Fingerprint::MAX_SUMMARY - '…'.len_utf8()]) };
-            assert_eq!(Fingerprint::of_bytes(text.as_bytes()).summary(), expected, "{before:?} {controls}");
+            let expected = if fits {
+                shown.clone()
+            } else {
+                format!("{}…", &shown[..Fingerprint::MAX_SUMMARY - '…'.len_utf8()])
+            };
+            assert_eq!(
+                Fingerprint::of_bytes(text.as_bytes()).summary(),
+                expected,
+                "{before:?} {controls}"
+            );
             // The same behind a name of no bytes, and before another field.
             let fields = [("", &text[..]), ("b", "c")];
             let all = format!("={shown} b=c");
@@ -175,7 +183,10 @@ fn fingerprints_stay_what_they_are() {
             Fingerprint::of([("item", "notebook"), ("quantity", "2")]),
             "cb78625a0d50cef9be9004dafa2a03c0b06a919f64c3bb456abad0f23e5e543a",
         ),
-        (Fingerprint::of_bytes(b"notebook"), "3ab23e6dcef18c87a58325b3a75c29700047ef9ab729903f32d0e193cca98b1b"),
+        (
+            Fingerprint::of_bytes(b"notebook"),
+            "3ab23e6dcef18c87a58325b3a75c29700047ef9ab729903f32d0e193cca98b1b",
+        ),
         (
             Fingerprint::of_json(br#"{"item":"notebook","quantity":2}"#).unwrap(),
             "b180570848c5a0bc19129038d55a7ccae8c87e514ecd63de9175fc1d0d6bda44",
@@ -183,21 +194,32 @@ fn fingerprints_stay_what_they_are() {
     ] {
         let found = fingerprint.digest();
         assert_eq!(found.to_string(), digest);
-        assert_eq!(format!("{found:.8} {found:.0} {found:.99}"), format!("{}  {digest}", &digest[..8]));
+        assert_eq!(
+            format!("{found:.8} {found:.0} {found:.99}"),
+            format!("{}  {digest}", &digest[..8])
+        );
         assert_eq!(format!("{found:?}"), digest);
     }
 }
 
 /// Asserts that a document has this canonical form.
 fn assert_canonical(document: &str, canonical: &str) {
-    let fingerprint = Fingerprint::of_json(document.as_bytes()).unwrap_or_else(|invalid| panic!("{document}: {invalid}"));
+    let fingerprint = Fingerprint::of_json(document.as_bytes())
+        .unwrap_or_else(|invalid| panic!("{document}: {invalid}"));
     let expected = Digest::of_parts("twobox/json/1", [canonical.as_bytes()]);
-    assert_eq!(fingerprint.digest(), expected, "{document}\n is {}\n not {canonical}", fingerprint.summary());
+    assert_eq!(
+        fingerprint.digest(),
+        expected,
+        "{document}\n is {}\n not {canonical}",
+        fingerprint.summary()
+    );
 }
 
 fn refused(document: impl AsRef<[u8]>) -> String {
     match Fingerprint::of_json(document.as_ref()) {
-        Ok(fingerprint) => panic!("{:?} is {fingerprint:?}", String::from_utf8_lossy(document.as_ref())),
+        Ok(fingerprint) => {
+            panic!("{:?} is {fingerprint:?}", String::from_utf8_lossy(document.as_ref()))
+        }
         Err(Invalid::NotJson { field: "request parameters", reason }) => reason.into(),
         Err(other) => panic!("{other:?}"),
     }
@@ -262,7 +284,8 @@ fn json_numbers_of_the_rfc() {
 }
 
 proptest! {
-    /// Every double is read as the nearest one and written in its shortest form, so one value has one fingerprint.
+    /// Every double is read as the nearest one and written in its shortest form, so one value has
+    /// one fingerprint.
     #[test]
     fn a_json_number_is_its_double(bits in any::<u64>()) {
         let number = f64::from_bits(bits);
@@ -309,15 +332,24 @@ proptest! {
 #[test]
 fn json_that_says_the_same_is_the_same() {
     for (same, canonical) in [
-        (&[r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#, " {\n\t\"a\" : 1 ,\r\n \"b\" : 2 } "][..], r#"{"a":1,"b":2}"#),
+        (
+            &[r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#, " {\n\t\"a\" : 1 ,\r\n \"b\" : 2 } "][..],
+            r#"{"a":1,"b":2}"#,
+        ),
         (&["2", "2.0", "2.00", "2e0", "0.2e1", "20E-1", "200e-2"], "2"),
         (&["-0", "0", "0.0", "-0.0", "0e9"], "0"),
         (&["1e20", "100000000000000000000.0", "1E+20"], "100000000000000000000"),
         (&[r#""é""#, r#""\u00e9""#, r#""\u00E9""#], "\"é\""),
         (&[r#""\/""#, r#""/""#, r#""\u002f""#], "\"/\""),
-        (&[r#""\u0008\u0009\u000a\u000c\u000d\u0022\u005c\u001f""#, r#""\b\t\n\f\r\"\\\u001F""#], r#""\b\t\n\f\r\"\\\u001f""#),
+        (
+            &[r#""\u0008\u0009\u000a\u000c\u000d\u0022\u005c\u001f""#, r#""\b\t\n\f\r\"\\\u001F""#],
+            r#""\b\t\n\f\r\"\\\u001f""#,
+        ),
         (&[r#"[[], {}, {"": {"": []}}]"#], r#"[[],{},{"":{"":[]}}]"#),
-        (&[r#"{"a":{"d":1,"c":2},"A":[{"f":1,"e":2}]}"#], r#"{"A":[{"e":2,"f":1}],"a":{"c":2,"d":1}}"#),
+        (
+            &[r#"{"a":{"d":1,"c":2},"A":[{"f":1,"e":2}]}"#],
+            r#"{"A":[{"e":2,"f":1}],"a":{"c":2,"d":1}}"#,
+        ),
     ] {
         same.iter().for_each(|document| assert_canonical(document, canonical));
     }
@@ -336,18 +368,28 @@ fn json_that_says_something_else_differs() {
         ("0.1", "0.10000000000000002"),
         ("9007199254740991", "9007199254740992"),
     ] {
-        assert_ne!(Fingerprint::of_json(a.as_bytes()).unwrap(), Fingerprint::of_json(b.as_bytes()).unwrap(), "{a} {b}");
+        assert_ne!(
+            Fingerprint::of_json(a.as_bytes()).unwrap(),
+            Fingerprint::of_json(b.as_bytes()).unwrap(),
+            "{a} {b}"
+        );
     }
 }
 
 #[test]
 fn a_json_name_that_stands_twice_is_refused() {
-    for document in [r#"{"a":1,"a":1}"#, r#"{"a":1,"b":2,"a":3}"#, r#"{"a":1,"\u0061":1}"#, r#"[{"x":{"a":1,"a":2}}]"#] {
+    for document in [
+        r#"{"a":1,"a":1}"#,
+        r#"{"a":1,"b":2,"a":3}"#,
+        r#"{"a":1,"\u0061":1}"#,
+        r#"[{"x":{"a":1,"a":2}}]"#,
+    ] {
         assert!(refused(document).starts_with("the name \"a\" stands twice in an object"));
     }
 }
 
-/// Integers that a double cannot tell apart from their neighbours would give two requests one fingerprint.
+/// Integers that a double cannot tell apart from their neighbours would give two requests one
+/// fingerprint.
 #[test]
 fn a_json_integer_beyond_2_to_the_53_is_refused() {
     for integer in [
@@ -362,12 +404,16 @@ fn a_json_integer_beyond_2_to_the_53_is_refused() {
         "123456789012345678901234567890",
         "-123456789012345678901234567890",
     ] {
-        for document in [integer.to_owned(), format!("[1, {integer}]"), format!("{{\"a\\\"1\": {integer} }}")] {
+        for document in
+            [integer.to_owned(), format!("[1, {integer}]"), format!("{{\"a\\\"1\": {integer} }}")]
+        {
             let reason = refused(&document);
             assert!(reason.contains(integer) && reason.contains("give it as a string"), "{reason}");
         }
         // As a string it is what it is.
-        assert!(Fingerprint::of_json(format!("{{\"{integer}\":\"{integer}\"}}").as_bytes()).is_ok());
+        assert!(
+            Fingerprint::of_json(format!("{{\"{integer}\":\"{integer}\"}}").as_bytes()).is_ok()
+        );
     }
 }
 
@@ -426,7 +472,11 @@ fn deep_json_does_not_overflow_the_stack() {
         for depth in [60, 1_000, 100_000] {
             let inner = if open == "[" { "" } else { "1" };
             let document = open.repeat(depth) + inner + &close.repeat(depth);
-            assert_eq!(Fingerprint::of_json(document.as_bytes()).is_ok(), depth == 60, "{depth} {open}");
+            assert_eq!(
+                Fingerprint::of_json(document.as_bytes()).is_ok(),
+                depth == 60,
+                "{depth} {open}"
+            );
             refused(open.repeat(depth));
         }
     }

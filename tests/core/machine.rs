@@ -1,4 +1,5 @@
-//! The relay machine, case by case: what there is to do after what has happened, how much, and when to come back.
+//! The relay machine, case by case: what there is to do after what has happened, how much, and when
+//! to come back.
 //!
 //! What holds whatever happens is in `tests/machine.rs` and in `relay`; these are the figures.
 
@@ -6,7 +7,8 @@ use core::time::Duration;
 
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::{
-    Claimed, Delivery, DeliveryPolicy, LeaseRef, Millis, Place, Reason, Renewed, Run, RunResult, Settled, Stale, StaleLease,
+    Claimed, Delivery, DeliveryPolicy, LeaseRef, Millis, Place, Reason, Renewed, Run, RunResult,
+    Settled, Stale, StaleLease,
 };
 
 use crate::support::{ms, name};
@@ -21,7 +23,13 @@ const MS: Duration = Duration::from_millis(1);
 const PAUSES: [u64; 8] = [500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000];
 
 fn settings() -> RelaySettings {
-    let settings = RelaySettings { window: 8, run: 3, lease: LEASE, poll: POLL, ..RelaySettings::new(name("relay")) };
+    let settings = RelaySettings {
+        window: 8,
+        run: 3,
+        lease: LEASE,
+        poll: POLL,
+        ..RelaySettings::new(name("relay"))
+    };
     assert_eq!((settings.pause_base, settings.pause_cap), (PAUSE, LEASE));
     settings
 }
@@ -75,10 +83,16 @@ impl Played {
             attempt: 1,
         };
         let lease = LeaseRef { lane: name(lane), token: self.token };
-        Run { deliveries: (1..=events as u64).map(delivery).collect(), lease, until: self.now + LEASE, alone }
+        Run {
+            deliveries: (1..=events as u64).map(delivery).collect(),
+            lease,
+            until: self.now + LEASE,
+            alone,
+        }
     }
 
-    /// The exchange under way has settled what it was asked to, and claimed these; gives what is then published.
+    /// The exchange under way has settled what it was asked to, and claimed these; gives what is
+    /// then published.
     fn claimed(&mut self, runs: &[(&str, usize)]) -> Vec<Ticket> {
         let runs = runs.iter().map(|(lane, events)| self.run(lane, *events, false)).collect();
         self.machine.handle_exchanged(self.now, None, Some(Claimed { runs, ..Claimed::default() }));
@@ -113,8 +127,8 @@ impl Played {
     }
 }
 
-/// The window counts what waits, what is under way and what is confirmed and not settled (F13). Small claims beside much that is under
-/// way would only cost transactions.
+/// The window counts what waits, what is under way and what is confirmed and not settled (F13).
+/// Small claims beside much that is under way would only cost transactions.
 #[test]
 fn how_much_is_claimed() {
     for (held, claim) in [
@@ -131,7 +145,11 @@ fn how_much_is_claimed() {
             assert_eq!(relay.exchange(), Exchange { settle: vec![], claim }, "{held:?}");
         } else {
             assert_eq!(relay.machine.poll_action(), None, "{held:?}");
-            assert_eq!(relay.machine.poll_timeout(), Some(relay.now + LEASE / 2), "{held:?}: only to renew");
+            assert_eq!(
+                relay.machine.poll_timeout(),
+                Some(relay.now + LEASE / 2),
+                "{held:?}: only to renew"
+            );
         }
     }
     // Two are confirmed, two under way, and none is settled.
@@ -151,14 +169,20 @@ fn how_much_is_claimed() {
 /// A claim rides along with a settlement before its time has come, if it is worth it.
 #[test]
 fn a_settlement_takes_a_claim_along() {
-    for (held, claim) in [(&[("a", 1)][..], 8), (&[("a", 1), ("b", 3)], 5), (&[("a", 1), ("b", 3), ("c", 2)], 0)] {
+    for (held, claim) in
+        [(&[("a", 1)][..], 8), (&[("a", 1), ("b", 3)], 5), (&[("a", 1), ("b", 3), ("c", 2)], 0)]
+    {
         let (mut relay, tickets) = Played::holding(held);
         relay.confirm(&tickets[0]);
         let confirmed = vec![tickets[0].delivery.event.clone()];
         let settle = vec![RunResult { lease: tickets[0].lease.clone(), confirmed, ended: None }];
         assert_eq!(relay.machine.poll_timeout(), Some(relay.now), "{held:?}");
         assert_eq!(relay.exchange(), Exchange { settle, claim }, "{held:?}");
-        assert_eq!((relay.machine.poll_action(), relay.machine.poll_timeout()), (None, None), "{held:?}: it is under way");
+        assert_eq!(
+            (relay.machine.poll_action(), relay.machine.poll_timeout()),
+            (None, None),
+            "{held:?}: it is under way"
+        );
     }
 }
 
@@ -166,7 +190,11 @@ fn a_settlement_takes_a_claim_along() {
 #[test]
 fn an_exchange_is_two_transitions_at_most() {
     let settings = settings().checked().unwrap();
-    let result = RunResult { lease: LeaseRef { lane: name("a"), token: 1 }, confirmed: vec![name("e")], ended: None };
+    let result = RunResult {
+        lease: LeaseRef { lane: name("a"), token: 1 },
+        confirmed: vec![name("e")],
+        ended: None,
+    };
     for settles in [false, true] {
         for claim in [0, 1, 8] {
             let settle = if settles { vec![result.clone()] } else { vec![] };
@@ -191,7 +219,11 @@ fn when_to_claim_again() {
     ] {
         let mut relay = Played::new();
         assert_eq!(relay.exchange().claim, 8);
-        relay.machine.handle_exchanged(START, None, Some(Claimed { next_due, ..Claimed::default() }));
+        relay.machine.handle_exchanged(
+            START,
+            None,
+            Some(Claimed { next_due, ..Claimed::default() }),
+        );
         assert_eq!(relay.machine.poll_timeout(), Some(at), "{next_due:?}");
         if at > START {
             assert_eq!(relay.machine.poll_action(), None, "{next_due:?}");
@@ -201,7 +233,8 @@ fn when_to_claim_again() {
     }
 }
 
-/// F15: pauses double while the broker is away, and one event at a time is tried after each; once it is back, all is as before.
+/// F15: pauses double while the broker is away, and one event at a time is tried after each; once
+/// it is back, all is as before.
 #[test]
 fn after_an_outage_one_event_is_tried() {
     let (mut relay, tickets) = Played::holding(&[("a", 1), ("b", 2), ("c", 1)]);
@@ -228,7 +261,8 @@ fn after_an_outage_one_event_is_tried() {
     relay.rests(Phase::Paused, PAUSE);
 }
 
-/// F15: nothing is claimed or published beside what is still under way after the pause, and only an answer from after it counts.
+/// F15: nothing is claimed or published beside what is still under way after the pause, and only an
+/// answer from after it counts.
 #[test]
 fn a_probe_waits_for_what_is_under_way() {
     for confirmed_in_pause in [true, false] {
@@ -246,9 +280,14 @@ fn a_probe_waits_for_what_is_under_way() {
         } else {
             relay.after(PAUSE);
             relay.machine.handle_wakeup(relay.now);
-            assert_eq!((relay.machine.phase(), relay.machine.poll_action()), (Phase::Running, None));
+            assert_eq!(
+                (relay.machine.phase(), relay.machine.poll_action()),
+                (Phase::Running, None)
+            );
             relay.confirm(&tickets[1]);
-            let Some(Action::Publish(next)) = relay.machine.poll_action() else { panic!("the broker is back") };
+            let Some(Action::Publish(next)) = relay.machine.poll_action() else {
+                panic!("the broker is back")
+            };
             relay.confirm(&next[0]);
             assert_eq!(relay.exchange().claim, 8);
         }
@@ -279,7 +318,8 @@ fn a_probe_waits_for_what_is_under_way() {
     assert_eq!(relay.publish().len(), 2);
 }
 
-/// F12: a publish that was given up makes a pause, and is no failure of the broker unless it says so meanwhile.
+/// F12: a publish that was given up makes a pause, and is no failure of the broker unless it says
+/// so meanwhile.
 #[test]
 fn what_is_given_up_makes_a_pause() {
     for meanwhile in [false, true] {
@@ -311,7 +351,8 @@ fn what_is_given_up_makes_a_pause() {
     assert_eq!(relay.machine.phase(), Phase::Stopped);
 }
 
-/// F11: pauses double while the store is away, what was to be settled is settled again, and an answer ends it.
+/// F11: pauses double while the store is away, what was to be settled is settled again, and an
+/// answer ends it.
 #[test]
 fn pauses_double_while_the_store_is_away() {
     let (mut relay, tickets) = Played::holding(&[("a", 1)]);
@@ -330,7 +371,8 @@ fn pauses_double_while_the_store_is_away() {
     relay.rests(Phase::StoreAway, PAUSE);
 }
 
-/// F11: that rows can be written does not mean that envelopes can be read; a publish that began does.
+/// F11: that rows can be written does not mean that envelopes can be read; a publish that began
+/// does.
 #[test]
 fn pauses_double_while_envelopes_cannot_be_read() {
     let (mut relay, mut tickets) = Played::holding(&[("a", 1)]);
@@ -355,7 +397,8 @@ fn pauses_double_while_envelopes_cannot_be_read() {
     assert_eq!(relay.machine.phase(), Phase::Running);
 }
 
-/// F3: a lease is renewed when half of it is over, each time, and nothing is published under one that has run out.
+/// F3: a lease is renewed when half of it is over, each time, and nothing is published under one
+/// that has run out.
 #[test]
 fn leases_are_renewed_in_time() {
     let (mut relay, tickets) = Played::holding(&[("a", 2)]);
@@ -391,13 +434,15 @@ fn leases_are_renewed_in_time() {
     assert_eq!(relay.publish().len(), 1);
 }
 
-/// P4, P6: what is being published under a lease that is lost is waited for before anything else of its lane is published, even
-/// under the lane's next lease; its answer settles nothing.
+/// P4, P6: what is being published under a lease that is lost is waited for before anything else of
+/// its lane is published, even under the lane's next lease; its answer settles nothing.
 #[test]
 fn a_lost_lease_holds_its_lane_until_the_publish_has_ended() {
     let (mut relay, tickets) = Played::holding(&[("a", 2), ("b", 1)]);
     relay.after(LEASE / 2);
-    assert!(matches!(relay.machine.poll_action(), Some(Action::Renew(leases)) if leases.len() == 2));
+    assert!(
+        matches!(relay.machine.poll_action(), Some(Action::Renew(leases)) if leases.len() == 2)
+    );
     let lost = StaleLease { lease: tickets[0].lease.clone(), why: Stale::Ended };
     let kept = (tickets[1].lease.clone(), relay.now + LEASE);
     relay.machine.handle_renewed(relay.now, &Renewed { leases: vec![kept], stale: vec![lost] });
@@ -407,9 +452,11 @@ fn a_lost_lease_holds_its_lane_until_the_publish_has_ended() {
     // The lane is claimed again, and another one.
     let next = relay.claimed(&[("a", 2), ("c", 1)]);
     assert_eq!(next.iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(), ["c"]);
-    // An answer for another lease of that lane, or for another event under it, is not what is waited for.
+    // An answer for another lease of that lane, or for another event under it, is not what is
+    // waited for.
     let other_event = Ticket { delivery: tickets[1].delivery.clone(), ..tickets[0].clone() };
-    let other_token = Ticket { lease: LeaseRef { token: 99, ..tickets[0].lease.clone() }, ..tickets[0].clone() };
+    let other_token =
+        Ticket { lease: LeaseRef { token: 99, ..tickets[0].lease.clone() }, ..tickets[0].clone() };
     for other in [other_event, other_token] {
         relay.confirm(&other);
         assert_eq!(relay.machine.poll_action(), None);
@@ -420,21 +467,29 @@ fn a_lost_lease_holds_its_lane_until_the_publish_has_ended() {
     assert_eq!(relay.machine.counters().confirmed, 0);
 }
 
-/// F4: what is tried alone is published while nothing else is, and nothing is claimed before it has ended.
+/// F4: what is tried alone is published while nothing else is, and nothing is claimed before it has
+/// ended.
 #[test]
 fn what_is_tried_alone_is_alone() {
     let (mut relay, tickets) = Played::holding(&[("b", 2), ("c", 1)]);
     relay.machine.handle_wakeup(relay.now);
     assert_eq!(relay.exchange().claim, 5);
     let alone = relay.run("a", 1, true);
-    relay.machine.handle_exchanged(relay.now, None, Some(Claimed { runs: vec![alone], ..Claimed::default() }));
+    relay.machine.handle_exchanged(
+        relay.now,
+        None,
+        Some(Claimed { runs: vec![alone], ..Claimed::default() }),
+    );
     relay.machine.handle_wakeup(relay.now);
     for ticket in &tickets {
         assert_eq!(relay.machine.poll_action(), None);
         relay.confirm(ticket);
     }
     // What has ended is settled meanwhile, and what is left waits.
-    assert_eq!(relay.publish().iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(
+        relay.publish().iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(),
+        ["a"]
+    );
     let exchange = relay.exchange();
     assert_eq!((exchange.settle.len(), exchange.claim), (1, 0));
     relay.settled();
@@ -442,13 +497,18 @@ fn what_is_tried_alone_is_alone() {
     assert_eq!(relay.machine.poll_timeout(), Some(relay.now + LEASE / 2), "only to renew");
     let a = LeaseRef { lane: name("a"), token: 3 };
     let event = name("a/3/1");
-    let delivery = Delivery { event, place: Place { begun: ms(1), sequence: 1, after: 0 }, attempt: 1 };
+    let delivery =
+        Delivery { event, place: Place { begun: ms(1), sequence: 1, after: 0 }, attempt: 1 };
     relay.confirm(&Ticket { lease: a, delivery });
-    assert_eq!(relay.publish().iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(), ["b"]);
+    assert_eq!(
+        relay.publish().iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(),
+        ["b"]
+    );
     assert_eq!(relay.exchange().claim, 6);
 }
 
-/// P6, F12, F15: what was handed out and has not begun is not begun under a lease that is gone, in a pause, or while the relay stops.
+/// P6, F12, F15: what was handed out and has not begun is not begun under a lease that is gone, in
+/// a pause, or while the relay stops.
 #[test]
 fn what_may_still_begin() {
     let begun = |happens: &dyn Fn(&mut Played, &[Ticket])| {
@@ -458,26 +518,33 @@ fn what_may_still_begin() {
     };
     assert_eq!(begun(&|_, _| ()), [true, true]);
     assert_eq!(begun(&|relay, tickets| relay.confirm(&tickets[0])), [false, true]);
-    assert_eq!(begun(&|relay, tickets| relay.ends(&tickets[1], Published::Failed(Reason::new("no")))), [true, false]);
+    assert_eq!(
+        begun(&|relay, tickets| relay.ends(&tickets[1], Published::Failed(Reason::new("no")))),
+        [true, false]
+    );
     assert_eq!(begun(&|relay, tickets| relay.unavailable(&tickets[1])), [false, false]);
     assert_eq!(begun(&|relay, _| relay.machine.handle_stop(relay.now)), [false, false]);
     assert_eq!(begun(&|relay, _| relay.machine.abandon(relay.now)), [false, false]);
     // Another event of the same lease, another lease of the same lane.
     let (relay, tickets) = Played::holding(&[("a", 2), ("b", 1)]);
     let other_event = Ticket { delivery: tickets[1].delivery.clone(), ..tickets[0].clone() };
-    let other_token = Ticket { lease: LeaseRef { token: 99, ..tickets[0].lease.clone() }, ..tickets[0].clone() };
+    let other_token =
+        Ticket { lease: LeaseRef { token: 99, ..tickets[0].lease.clone() }, ..tickets[0].clone() };
     let other_lane = Ticket { lease: LeaseRef { lane: name("c"), token: 1 }, ..tickets[0].clone() };
     for other in [other_event, other_token, other_lane] {
         assert!(!relay.machine.may_begin(&other), "{other:?}");
     }
 }
 
-/// F12: a relay that stops gives back what waits, waits for what is under way, settles both, and has then stopped.
+/// F12: a relay that stops gives back what waits, waits for what is under way, settles both, and
+/// has then stopped.
 #[test]
 fn a_relay_stops_when_all_is_settled() {
     let (mut relay, tickets) = Played::holding(&[("a", 2), ("b", 1)]);
     relay.confirm(&tickets[1]);
-    let states = |relay: &Played| (relay.machine.is_idle(), relay.machine.is_stopped(), relay.machine.phase());
+    let states = |relay: &Played| {
+        (relay.machine.is_idle(), relay.machine.is_stopped(), relay.machine.phase())
+    };
     assert_eq!(states(&relay), (false, false, Phase::Running));
     relay.machine.handle_stop(relay.now);
     assert_eq!(states(&relay), (false, false, Phase::Stopping));
@@ -502,16 +569,24 @@ fn a_relay_stops_when_all_is_settled() {
     assert_eq!((states(&relay), relay.machine.poll_action()), ((true, true, Phase::Stopped), None));
 }
 
-/// A lease without an end is not renewed, which would never come to an end, and its events are published (P3).
+/// A lease without an end is not renewed, which would never come to an end, and its events are
+/// published (P3).
 #[test]
 fn a_lease_that_never_ends_is_not_renewed() {
     for lease in [Duration::MAX, Duration::MAX / 2, Duration::from_millis(u64::MAX)] {
-        let policy = DeliveryPolicy { backoff_cap: Duration::MAX, ..DeliveryPolicy::default() }.checked().unwrap();
+        let policy = DeliveryPolicy { backoff_cap: Duration::MAX, ..DeliveryPolicy::default() }
+            .checked()
+            .unwrap();
         let endless = RelaySettings { lease, policy, ..settings() };
-        let mut relay = Played { machine: RelayMachine::new(endless, START).unwrap(), now: START, token: 0 };
+        let mut relay =
+            Played { machine: RelayMachine::new(endless, START).unwrap(), now: START, token: 0 };
         let _ = relay.exchange();
         let run = Run { until: START + lease, ..relay.run("a", 1, false) };
-        relay.machine.handle_exchanged(START, None, Some(Claimed { runs: vec![run], ..Claimed::default() }));
+        relay.machine.handle_exchanged(
+            START,
+            None,
+            Some(Claimed { runs: vec![run], ..Claimed::default() }),
+        );
         assert_eq!(relay.publish().len(), 1, "{lease:?}");
         assert_eq!(relay.machine.poll_action(), None);
         assert!(relay.machine.poll_timeout().is_some_and(|at| at > START));

@@ -8,10 +8,13 @@ use twobox::{Checked, DeliveryPolicy, EventId, Millis};
 use crate::support::{name, names};
 
 fn policy(base: Duration, cap: Duration) -> Checked<DeliveryPolicy> {
-    DeliveryPolicy { backoff_base: base, backoff_cap: cap, ..DeliveryPolicy::default() }.checked().unwrap()
+    DeliveryPolicy { backoff_base: base, backoff_cap: cap, ..DeliveryPolicy::default() }
+        .checked()
+        .unwrap()
 }
 
-/// What the n-th backoff is before its jitter, in nanoseconds: the base doubled n - 1 times, at most the cap.
+/// What the n-th backoff is before its jitter, in nanoseconds: the base doubled n - 1 times, at
+/// most the cap.
 fn whole(base: Duration, cap: Duration, failures: u32) -> u128 {
     let doublings = failures.saturating_sub(1).min(127);
     let doubled = base.as_nanos().checked_mul(1 << doublings);
@@ -32,7 +35,8 @@ fn durations() -> impl Strategy<Value = Duration> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// Between one half and the whole, for any settings that are allowed and any number of failures.
+    /// Between one half and the whole, for any settings that are allowed and any number of
+    /// failures.
     #[test]
     fn a_backoff_lies_between_one_half_and_the_whole(
         (a, b) in (durations(), durations()),
@@ -76,8 +80,10 @@ fn the_jitter_differs_from_event_to_event() {
     let policy = policy(Duration::from_secs(1), Duration::from_secs(1));
     let of_event = |n: u32| policy.backoff(&name(&format!("e{n}")), 1);
     let of_failure = |n: u32| policy.backoff(&name("e"), n);
-    for backoffs in [(0..400).map(of_event).collect::<Vec<_>>(), (1..400).map(of_failure).collect()] {
-        let mut tenths: Vec<u128> = backoffs.iter().map(|backoff| (backoff.as_millis() - 500) / 50).collect();
+    for backoffs in [(0..400).map(of_event).collect::<Vec<_>>(), (1..400).map(of_failure).collect()]
+    {
+        let mut tenths: Vec<u128> =
+            backoffs.iter().map(|backoff| (backoff.as_millis() - 500) / 50).collect();
         tenths.sort_unstable();
         tenths.dedup();
         assert!((10..=11).contains(&tenths.len()), "{tenths:?}");
@@ -88,6 +94,7 @@ fn the_jitter_differs_from_event_to_event() {
 #[test]
 fn the_jitter_stays_what_it_is() {
     let policy = DeliveryPolicy::default();
-    let found: Vec<u128> = (1..=4).map(|failures| policy.backoff(&name("o/1"), failures).as_millis()).collect();
+    let found: Vec<u128> =
+        (1..=4).map(|failures| policy.backoff(&name("o/1"), failures).as_millis()).collect();
     assert_eq!(found, [711, 1466, 2400, 7482]);
 }

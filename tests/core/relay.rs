@@ -1,16 +1,21 @@
-//! The relay machine as a concurrent driver sees it: transactions and publishes are under way while other things happen.
+//! The relay machine as a concurrent driver sees it: transactions and publishes are under way while
+//! other things happen.
 //!
-//! A driver is only as good as what the machine tells it: when there is nothing to do it must say until when (or the driver
-//! spins), one key must not be published twice at a time (P4), nothing must be published under a lease that has run out (F3), and
-//! no wake-up may be lost.
+//! A driver is only as good as what the machine tells it: when there is nothing to do it must say
+//! until when (or the driver spins), one key must not be published twice at a time (P4), nothing
+//! must be published under a lease that has run out (F3), and no wake-up may be lost.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
-use twobox::relay::{Action, Counters, InProcess, Phase, Published, RelayMachine, RelaySettings, Ticket, run_exchange};
+use twobox::relay::{
+    Action, Counters, InProcess, Phase, Published, RelayMachine, RelaySettings, Ticket,
+    run_exchange,
+};
 use twobox::{
-    Body, Claimed, CommitOrder, Delivery, DeliveryPolicy, Draft, Fingerprint, Handled, Inbox, Key, LeaseRef, Load, Millis,
-    OrderId, Place, Query, Reader, Reason, Record, Renew, Request, Run, Settled, Stale, StaleLease, Store,
+    Body, Claimed, CommitOrder, Delivery, DeliveryPolicy, Draft, Fingerprint, Handled, Inbox, Key,
+    LeaseRef, Load, Millis, OrderId, Place, Query, Reader, Reason, Record, Renew, Request, Run,
+    Settled, Stale, StaleLease, Store,
 };
 use twobox_memory::MemoryStore;
 
@@ -19,19 +24,34 @@ use crate::support::{ms, name};
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn settings() -> RelaySettings {
-    let policy = DeliveryPolicy { max_failures: 500, max_starts: 1_000, ..DeliveryPolicy::default() };
+    let policy =
+        DeliveryPolicy { max_failures: 500, max_starts: 1_000, ..DeliveryPolicy::default() };
     let policy = policy.checked().unwrap();
     RelaySettings { window: 8, run: 3, poll: HOUR, policy, ..RelaySettings::new(name("relay-1")) }
 }
 
 fn commit(store: &MemoryStore, n: usize, lane: u8, now: Millis) {
-    let request = Request::new("test", format!("req-{n}"), Fingerprint::of([("n", n.to_string())])).unwrap();
+    let request =
+        Request::new("test", format!("req-{n}"), Fingerprint::of([("n", n.to_string())])).unwrap();
     let body = Body::text(n.to_string()).unwrap();
-    let draft = Draft::new("happened", body.clone()).unwrap().ordering_key(name(&format!("lane-{lane}")));
-    store.run(CommitOrder::new(&request, OrderId::new(format!("order-{n:04}")).unwrap(), body, [draft]).unwrap(), now).unwrap();
+    let draft =
+        Draft::new("happened", body.clone()).unwrap().ordering_key(name(&format!("lane-{lane}")));
+    store
+        .run(
+            CommitOrder::new(
+                &request,
+                OrderId::new(format!("order-{n:04}")).unwrap(),
+                body,
+                [draft],
+            )
+            .unwrap(),
+            now,
+        )
+        .unwrap();
 }
 
-/// A driver that finishes nothing by itself: what it was given is under way until it is told how that ends.
+/// A driver that finishes nothing by itself: what it was given is under way until it is told how
+/// that ends.
 struct World {
     store: MemoryStore,
     machine: RelayMachine,
@@ -45,7 +65,14 @@ impl World {
     fn new() -> Self {
         let machine = RelayMachine::new(settings(), ms(1_000)).unwrap();
         let store = MemoryStore::new();
-        Self { store, machine, now: ms(1_000), committed: 0, transaction: None, publishing: Vec::new() }
+        Self {
+            store,
+            machine,
+            now: ms(1_000),
+            committed: 0,
+            transaction: None,
+            publishing: Vec::new(),
+        }
     }
 
     fn commit(&mut self, lane: u8) {
@@ -63,11 +90,17 @@ impl World {
                     assert!(self.transaction.is_none(), "two transactions at a time");
                     self.transaction = Some((action, self.machine.now()));
                 }
-                Action::Publish(tickets) => tickets.into_iter().for_each(|ticket| self.start(ticket)),
+                Action::Publish(tickets) => {
+                    tickets.into_iter().for_each(|ticket| self.start(ticket))
+                }
             }
         }
         let timeout = self.machine.poll_timeout();
-        assert!(timeout.is_none_or(|at| at > self.machine.now()), "a driver would spin: {timeout:?} at {}", self.machine.now());
+        assert!(
+            timeout.is_none_or(|at| at > self.machine.now()),
+            "a driver would spin: {timeout:?} at {}",
+            self.machine.now()
+        );
         let idle = self.transaction.is_none() && self.publishing.is_empty();
         assert!(!idle || timeout.is_some(), "a driver would wait for ever");
     }
@@ -75,10 +108,18 @@ impl World {
     fn start(&mut self, ticket: Ticket) {
         let same = self.publishing.iter().find(|other| other.lease.lane == ticket.lease.lane);
         assert_eq!(same, None, "P4: two publishes of one key at a time");
-        let rows = self.store.view().unwrap().load(&Query::rows([Key::Lane(ticket.lease.lane.clone())])).unwrap();
+        let rows = self
+            .store
+            .view()
+            .unwrap()
+            .load(&Query::rows([Key::Lane(ticket.lease.lane.clone())]))
+            .unwrap();
         let Record::Lane(_, row) = &rows.as_slice()[0].record else { panic!("not a lane") };
         let until = row.lease.as_ref().map(|lease| lease.until);
-        assert!(until.is_some_and(|until| until > self.machine.now()), "F3: published under a lease until {until:?}");
+        assert!(
+            until.is_some_and(|until| until > self.machine.now()),
+            "F3: published under a lease until {until:?}"
+        );
         self.publishing.push(ticket);
     }
 
@@ -88,7 +129,8 @@ impl World {
         let settings = self.machine.settings().clone();
         match action {
             Action::Exchange(exchange) if takes => {
-                let (settled, claimed) = run_exchange(&self.store, &settings, began, exchange).unwrap();
+                let (settled, claimed) =
+                    run_exchange(&self.store, &settings, began, exchange).unwrap();
                 if answered {
                     return self.machine.handle_exchanged(self.now, settled.as_ref(), claimed);
                 }
@@ -135,7 +177,8 @@ proptest! {
             }
             world.drain();
         }
-        // P3, P8: with nothing in the way any more, all of it is delivered, and in no more time than a wait costs.
+        // P3, P8: with nothing in the way any more, all of it is delivered, and in no more time
+        // than a wait costs.
         for _ in 0..2_000 {
             world.finish_transaction(true, true);
             world.drain();
@@ -161,8 +204,11 @@ fn a_wakeup_during_a_transaction_is_not_lost() {
     for answered in [true, false] {
         let mut world = World::new();
         world.drain();
-        let Some((Action::Exchange(exchange), _)) = world.transaction.take() else { panic!("it claims at once") };
-        let (settled, claimed) = run_exchange(&world.store, world.machine.settings(), world.now, exchange).unwrap();
+        let Some((Action::Exchange(exchange), _)) = world.transaction.take() else {
+            panic!("it claims at once")
+        };
+        let (settled, claimed) =
+            run_exchange(&world.store, world.machine.settings(), world.now, exchange).unwrap();
         world.commit(1);
         if answered {
             world.machine.handle_exchanged(world.now, settled.as_ref(), claimed);
@@ -173,11 +219,16 @@ fn a_wakeup_during_a_transaction_is_not_lost() {
         world.drain();
         world.finish_transaction(true, true);
         world.drain();
-        assert_eq!(world.publishing.len(), 1, "without waiting for the poll, which is an hour away");
+        assert_eq!(
+            world.publishing.len(),
+            1,
+            "without waiting for the poll, which is an hour away"
+        );
     }
 }
 
-/// F11, F13: where rows can be written but envelopes cannot be read, the relay does not run in circles.
+/// F11, F13: where rows can be written but envelopes cannot be read, the relay does not run in
+/// circles.
 #[test]
 fn envelopes_that_cannot_be_read_make_a_pause_and_burn_nothing() {
     let mut world = World::new();
@@ -200,12 +251,14 @@ fn envelopes_that_cannot_be_read_make_a_pause_and_burn_nothing() {
         world.drain();
     }
     let rows = world.store.view().unwrap().load(&Query::Pending { after: None, limit: 9 }).unwrap();
-    let failures =
-        rows.as_slice().iter().filter_map(|row| if let Record::Outbox(_, row) = &row.record { Some(row.failures) } else { None });
+    let failures = rows.as_slice().iter().filter_map(|row| {
+        if let Record::Outbox(_, row) = &row.record { Some(row.failures) } else { None }
+    });
     assert_eq!(failures.collect::<Vec<_>>(), [0]);
 }
 
-/// F12: at the end of its patience a relay tries once more to give back its leases, even while it waits for the store.
+/// F12: at the end of its patience a relay tries once more to give back its leases, even while it
+/// waits for the store.
 #[test]
 fn what_is_abandoned_is_released_at_once() {
     let mut world = World::new();
@@ -261,10 +314,13 @@ fn a_relay_counts_what_it_has_done() {
         let place = Place { begun: ms(1), sequence: token, after: 0 };
         let deliveries = vec![Delivery { event: name("e"), place, attempt: 1 }];
         let run = Run { lease, until: ms(60_000), alone: false, deliveries };
-        let claimed = Claimed { runs: vec![run], dead: ["d2", "d3", "d4"].map(name).into(), next_due: None };
+        let claimed =
+            Claimed { runs: vec![run], dead: ["d2", "d3", "d4"].map(name).into(), next_due: None };
         assert!(matches!(machine.poll_action(), Some(Action::Exchange(_))));
         machine.handle_exchanged(ms(1_000), Some(&settled), Some(claimed));
-        let Some(Action::Publish(tickets)) = machine.poll_action() else { panic!("it publishes what it has claimed") };
+        let Some(Action::Publish(tickets)) = machine.poll_action() else {
+            panic!("it publishes what it has claimed")
+        };
         machine.handle_published(ms(1_000), &tickets[0], Published::Confirmed);
     }
     for failures in 1..=2 {
@@ -272,8 +328,16 @@ fn a_relay_counts_what_it_has_done() {
         machine.handle_store_failed(ms(1_000 * failures));
         machine.handle_timeout(ms(1_000 * failures + 1_000));
     }
-    let counted =
-        Counters { claimed: 2, published: 2, confirmed: 4, failed: 6, dead: 8, stale: 2, unavailable: 0, store_failures: 2 };
+    let counted = Counters {
+        claimed: 2,
+        published: 2,
+        confirmed: 4,
+        failed: 6,
+        dead: 8,
+        stale: 2,
+        unavailable: 0,
+        store_failures: 2,
+    };
     assert_eq!(machine.counters(), counted);
 }
 
@@ -281,6 +345,7 @@ fn a_relay_counts_what_it_has_done() {
 #[test]
 fn a_publisher_in_process_can_be_shown() {
     let store = MemoryStore::new();
-    let publisher = InProcess::new(Inbox::new(&store, name("c")), |_, _| Ok::<_, String>(Handled::Done));
+    let publisher =
+        InProcess::new(Inbox::new(&store, name("c")), |_, _| Ok::<_, String>(Handled::Done));
     assert_eq!(format!("{publisher:?}"), "InProcess { .. }");
 }

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use twobox::{
-    Batch, Body, CallRow, CallState, DeliveryState, Dump, Event, Fingerprint, Headers, InboxRow, InboxState, LaneRow, Load,
-    OrderRow, OutboxRow, Placed, PositionRow, Query, Reason, Record, RequestKey, RequestRow, Rows, Store, Table, Tables,
-    Transaction,
+    Batch, Body, CallRow, CallState, DeliveryState, Dump, Event, Fingerprint, Headers, InboxRow,
+    InboxState, LaneRow, Load, OrderRow, OutboxRow, Placed, PositionRow, Query, Reason, Record,
+    RequestKey, RequestRow, Rows, Store, Table, Tables, Transaction,
 };
 
 use crate::support::{LANE, lease, ms, name, pending, records, store_of, stored, update};
@@ -37,13 +37,41 @@ fn every_table() -> Vec<Record> {
         reason: Some(Reason::new("no stock\nleft")),
         effect: false,
     };
-    let dead =
-        OutboxRow { state: DeliveryState::Dead(ms(3)), reason: Some(Reason::new("rejected")), failures: 1, ..pending("k", 2) };
-    let lane = LaneRow { next: 3, due: Some(ms(1_500)), lease: Some(lease("me", 1_500, 1)), token: 1, starts: 1, ..LANE };
+    let dead = OutboxRow {
+        state: DeliveryState::Dead(ms(3)),
+        reason: Some(Reason::new("rejected")),
+        failures: 1,
+        ..pending("k", 2)
+    };
+    let lane = LaneRow {
+        next: 3,
+        due: Some(ms(1_500)),
+        lease: Some(lease("me", 1_500, 1)),
+        token: 1,
+        starts: 1,
+        ..LANE
+    };
     vec![
-        Record::Request(key("r1"), RequestRow { fingerprint: fingerprint.clone(), registered_at: ms(1), placed: Some(placed) }),
-        Record::Request(key("request-2"), RequestRow { fingerprint, registered_at: ms(20), placed: None }),
-        Record::Order(name("o"), OrderRow { request: key("r1"), committed_at: ms(1_000), body: Body::json("{}").unwrap() }),
+        Record::Request(
+            key("r1"),
+            RequestRow {
+                fingerprint: fingerprint.clone(),
+                registered_at: ms(1),
+                placed: Some(placed),
+            },
+        ),
+        Record::Request(
+            key("request-2"),
+            RequestRow { fingerprint, registered_at: ms(20), placed: None },
+        ),
+        Record::Order(
+            name("o"),
+            OrderRow {
+                request: key("r1"),
+                committed_at: ms(1_000),
+                body: Body::json("{}").unwrap(),
+            },
+        ),
         Record::Event(event("o/1", headers, Body::text("hello").unwrap())),
         Record::Event(event("o/2", Headers::new(), Body::new("a/b", [0, 159, 146, 150]).unwrap())),
         Record::Outbox(name("o/1"), pending("k", 1)),
@@ -52,8 +80,16 @@ fn every_table() -> Vec<Record> {
         Record::Lane(name("blocked"), LaneRow { blocked_by: Some(name("o/9")), ..LANE }),
         Record::Inbox(name("c"), name("o/1"), inbox),
         Record::Effect(name("c"), name("o/1"), Body::text("").unwrap()),
-        Record::Position(name("c"), name("k"), PositionRow { begun: ms(1_000), sequence: 1, at: ms(2_000) }),
-        Record::Call(name("c"), name("o/1"), CallRow { state: CallState::Started, at: ms(2_000), starts: 1, note: None }),
+        Record::Position(
+            name("c"),
+            name("k"),
+            PositionRow { begun: ms(1_000), sequence: 1, at: ms(2_000) },
+        ),
+        Record::Call(
+            name("c"),
+            name("o/1"),
+            CallRow { state: CallState::Started, at: ms(2_000), starts: 1, note: None },
+        ),
     ]
 }
 
@@ -166,14 +202,17 @@ fn lasting_hides_times_leases_and_attempts_and_nothing_else() {
                     row.state = DeliveryState::Dead(later);
                 }
             }
-            Record::Lane(_, row) => (row.due, row.starts, row.token, row.lease) = (None, 7, 7, Some(lease("other", 7, 7))),
+            Record::Lane(_, row) =>
+                (row.due, row.starts, row.token, row.lease) =
+                    (None, 7, 7, Some(lease("other", 7, 7))),
             Record::Inbox(_, _, row) => (row.at, row.failures, row.reason) = (later, 7, None),
             Record::Position(_, _, row) => row.at = later,
             Record::Call(_, _, row) => (row.at, row.starts, row.note) = (later, 7, None),
             Record::Effect(..) => (),
         })
     );
-    let (other_body, order) = (Body::text("other").unwrap(), Placed { order: name("p"), events: vec![], at: ms(1) });
+    let (other_body, order) =
+        (Body::text("other").unwrap(), Placed { order: name("p"), events: vec![], at: ms(1) });
     let changes: [&dyn Fn(&mut Record); 19] = [
         &|record| {
             if let Record::Request(_, row) = record {
@@ -280,20 +319,33 @@ fn lasting_hides_times_leases_and_attempts_and_nothing_else() {
 #[test]
 fn bodies_that_are_long_or_binary_are_summarised() {
     let shown = |bytes: &[u8]| {
-        let text = dump(vec![Record::Effect(name("c"), name("e"), Body::new("a/b", bytes).unwrap())]).to_string();
-        let mut rows = text.lines().filter_map(|line| line.strip_prefix("  c         e      a/b           "));
+        let text =
+            dump(vec![Record::Effect(name("c"), name("e"), Body::new("a/b", bytes).unwrap())])
+                .to_string();
+        let mut rows =
+            text.lines().filter_map(|line| line.strip_prefix("  c         e      a/b           "));
         rows.next().unwrap().to_owned()
     };
     assert_eq!(shown(b""), "(empty)");
     assert_eq!(shown("é".repeat(32).as_bytes()), "é".repeat(32));
     assert_eq!(shown(br#"{"a":"\n"}"#), r#"{"a":"\n"}"#);
-    for summarised in
-        ["é".repeat(33).as_bytes(), &[b'x'; 65], b"a\nb", b"\0", b"\x1b[2J", b"\xff", "\u{85}".as_bytes(), &[7; 5_000]]
-    {
+    for summarised in [
+        "é".repeat(33).as_bytes(),
+        &[b'x'; 65],
+        b"a\nb",
+        b"\0",
+        b"\x1b[2J",
+        b"\xff",
+        "\u{85}".as_bytes(),
+        &[7; 5_000],
+    ] {
         let text = shown(summarised);
         let (size, digest) = text.split_once(" bytes, sha256 ").unwrap();
         assert_eq!(size, summarised.len().to_string());
-        assert!(digest.len() == 8 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{digest}");
+        assert!(
+            digest.len() == 8 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()),
+            "{digest}"
+        );
     }
     assert_ne!(shown(b"a\n"), shown(b"b\n"));
 }
@@ -317,10 +369,15 @@ fn the_text_is_made_of_the_rows_alone() {
 #[test]
 fn long_tables_are_read_in_pages() {
     for rows in [1, 255, 256, 257, 511, 512, 513, 1_000] {
-        let effects = (0..rows).map(|n| Record::Effect(name("c"), name(&format!("e{n:04}")), Body::text("x").unwrap()));
+        let effects = (0..rows).map(|n| {
+            Record::Effect(name("c"), name(&format!("e{n:04}")), Body::text("x").unwrap())
+        });
         let records: Vec<Record> = effects.chain([Record::Lane(name("k"), LANE)]).collect();
         let dump = dump(records);
-        assert_eq!((dump.count(Table::Effects), dump.count(Table::Lanes), dump.count(Table::Inbox)), (rows, 1, 0));
+        assert_eq!(
+            (dump.count(Table::Effects), dump.count(Table::Lanes), dump.count(Table::Inbox)),
+            (rows, 1, 0)
+        );
         assert_eq!(dump.records().len(), rows + 1);
         assert!(dump.records().is_sorted_by(|a, b| a.key() < b.key()));
     }
@@ -340,7 +397,8 @@ impl Load for Fixed {
 }
 
 proptest! {
-    /// Whatever texts are in the rows: a line a row, and each column begins at the same place in every line.
+    /// Whatever texts are in the rows: a line a row, and each column begins at the same place in
+    /// every line.
     #[test]
     fn no_text_breaks_the_table(mut records in prop::collection::vec(records(), 0..12)) {
         records.sort_by_key(Record::key);

@@ -31,35 +31,74 @@ fn what_counts_as_due_and_as_leased() {
         ("nothing", vec![], counts(0, 0, 0, 0), None),
         ("due since now", vec![a(LANE), due("a", 1, 1_000)], counts(1, 1, 0, 0), Some(0)),
         ("due in a moment", vec![a(LANE), due("a", 1, 1_001)], counts(1, 0, 0, 0), None),
-        ("behind one that is not due", vec![a(LANE), due("a", 1, 1_001), due("a", 2, 100)], counts(2, 0, 0, 0), None),
+        (
+            "behind one that is not due",
+            vec![a(LANE), due("a", 1, 1_001), due("a", 2, 100)],
+            counts(2, 0, 0, 0),
+            None,
+        ),
         (
             "before and behind one that is not due",
             vec![a(LANE), due("a", 1, 100), due("a", 2, 1_001), due("a", 3, 50)],
             counts(3, 1, 0, 0),
             Some(900),
         ),
-        ("the oldest stands behind", vec![a(LANE), due("a", 1, 300), due("a", 2, 100)], counts(2, 2, 0, 0), Some(900)),
+        (
+            "the oldest stands behind",
+            vec![a(LANE), due("a", 1, 300), due("a", 2, 100)],
+            counts(2, 2, 0, 0),
+            Some(900),
+        ),
         ("leased", vec![a(leased(1)), due("a", 1, 100)], counts(1, 0, 1, 0), None),
-        ("leased in part", vec![a(leased(2)), due("a", 1, 9), due("a", 2, 9), due("a", 3, 9)], counts(3, 0, 2, 0), None),
-        ("in a lane that is blocked", vec![a(blocked), due("a", 1, 100), due("a", 2, 100)], counts(2, 0, 0, 0), None),
+        (
+            "leased in part",
+            vec![a(leased(2)), due("a", 1, 9), due("a", 2, 9), due("a", 3, 9)],
+            counts(3, 0, 2, 0),
+            None,
+        ),
+        (
+            "in a lane that is blocked",
+            vec![a(blocked), due("a", 1, 100), due("a", 2, 100)],
+            counts(2, 0, 0, 0),
+            None,
+        ),
         (
             "a key does not wait for another one",
-            vec![a(LANE), due("a", 1, 1_001), lane("b", leased(1)), due("b", 1, 1), lane("c", LANE), due("c", 1, 400)],
+            vec![
+                a(LANE),
+                due("a", 1, 1_001),
+                lane("b", leased(1)),
+                due("b", 1, 1),
+                lane("c", LANE),
+                due("c", 1, 400),
+            ],
             counts(3, 1, 1, 0),
             Some(600),
         ),
         (
             "the oldest of all keys",
-            vec![a(LANE), due("a", 1, 300), lane("b", LANE), due("b", 1, 100), lane("c", LANE), due("c", 1, 200)],
+            vec![
+                a(LANE),
+                due("a", 1, 300),
+                lane("b", LANE),
+                due("b", 1, 100),
+                lane("c", LANE),
+                due("c", 1, 200),
+            ],
             counts(3, 3, 0, 0),
             Some(900),
         ),
     ] {
         let found = stats(records);
-        assert_eq!((found.all, found.oldest_due), (expected, oldest_due.map(Duration::from_millis)), "{what}");
+        assert_eq!(
+            (found.all, found.oldest_due),
+            (expected, oldest_due.map(Duration::from_millis)),
+            "{what}"
+        );
         // All of them are of one type.
         let by_type = found.by_type.into_iter().collect::<Vec<_>>();
-        let expected_by_type = (expected != Counts::default()).then(|| (name("order.created"), expected));
+        let expected_by_type =
+            (expected != Counts::default()).then(|| (name("order.created"), expected));
         assert_eq!(by_type, Vec::from_iter(expected_by_type), "{what}");
     }
 }
@@ -85,7 +124,11 @@ fn each_type_is_counted() {
         of_type("none", 9, DeliveryState::Cancelled(at)),
     ]);
     assert_eq!(found.all, counts(3, 0, 2, 3));
-    let expected = [(name("lost"), counts(0, 0, 0, 1)), (name("paid"), counts(2, 0, 1, 2)), (name("sent"), counts(1, 0, 1, 0))];
+    let expected = [
+        (name("lost"), counts(0, 0, 0, 1)),
+        (name("paid"), counts(2, 0, 1, 2)),
+        (name("sent"), counts(1, 0, 1, 0)),
+    ];
     assert_eq!(found.by_type.into_iter().collect::<Vec<_>>(), expected);
 }
 
@@ -93,13 +136,19 @@ fn each_type_is_counted() {
 #[test]
 fn many_are_counted_in_pages() {
     for n in [1, 511, 512, 513, 1_024, 1_025] {
-        let dead = (0..n).map(|n| outbox(&format!("dead/{n}"), OutboxRow { state: DeliveryState::Dead(NOW), ..pending("a", n) }));
+        let dead = (0..n).map(|n| {
+            outbox(
+                &format!("dead/{n}"),
+                OutboxRow { state: DeliveryState::Dead(NOW), ..pending("a", n) },
+            )
+        });
         assert_eq!(stats(dead).all, counts(0, 0, 0, n), "{n} that are dead");
         // One lane, where all from the 512th on wait for that one, which is the last of its page.
         let of_one = (1..=n).map(|n| due("a", n, if n == 512 { 1_001 } else { 100 }));
         let found = stats(of_one.chain([lane("a", LANE)]));
         assert_eq!(found.all, counts(n, n.min(511), 0, 0), "{n} of one key");
-        let of_many = (1..=n).flat_map(|n| [due(&format!("k{n}"), 1, 100), lane(&format!("k{n}"), LANE)]);
+        let of_many =
+            (1..=n).flat_map(|n| [due(&format!("k{n}"), 1, 100), lane(&format!("k{n}"), LANE)]);
         assert_eq!(stats(of_many).all, counts(n, n, 0, 0), "{n} of as many keys");
     }
 }

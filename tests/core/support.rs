@@ -1,15 +1,17 @@
-//! What the modules share: short ways to make names and rows, and strategies that make any row there can be.
+//! What the modules share: short ways to make names and rows, and strategies that make any row
+//! there can be.
 
 use core::fmt::Debug;
 use core::time::Duration;
 
 use proptest::prelude::*;
 use twobox::{
-    Applied, Batch, Body, CallRow, CallState, Change, Checked, Consumer, ContentType, Decision, DeliveryPolicy, DeliveryState,
-    Digest, Event, EventId, EventType, Expect, Fingerprint, HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid,
-    LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RedriveWindow,
-    RequestId, RequestKey, RequestRow, Retention, Revision, Rows, Scope, Store, Stored, Tables, Transaction, Transition,
-    WhenDead,
+    Applied, Batch, Body, CallRow, CallState, Change, Checked, Consumer, ContentType, Decision,
+    DeliveryPolicy, DeliveryState, Digest, Event, EventId, EventType, Expect, Fingerprint,
+    HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid, LaneRow, Lease, Millis,
+    OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record,
+    RedriveWindow, RequestId, RequestKey, RequestRow, Retention, Revision, Rows, Scope, Store,
+    Stored, Tables, Transaction, Transition, WhenDead,
 };
 use twobox_memory::MemoryStore;
 
@@ -36,7 +38,10 @@ pub(crate) fn insert(record: Record) -> Change {
 pub(crate) fn store_of(records: impl IntoIterator<Item = Record>) -> MemoryStore {
     let store = MemoryStore::new();
     let mut tx = store.begin().unwrap();
-    assert_eq!(tx.apply(&Batch::of(records.into_iter().map(insert).collect()).unwrap()).unwrap(), Applied::Written);
+    assert_eq!(
+        tx.apply(&Batch::of(records.into_iter().map(insert).collect()).unwrap()).unwrap(),
+        Applied::Written
+    );
     tx.commit().unwrap();
     store
 }
@@ -81,25 +86,40 @@ pub(crate) fn lease(owner: &str, until: u64, through: u64) -> Lease {
 /// When everything is decided.
 pub(crate) const NOW: Millis = Millis::new(1_000);
 
-pub(crate) fn decide<T: Transition>(transition: T, rows: &[Stored]) -> Result<Decision<T::Outcome>, T::Refusal> {
+pub(crate) fn decide<T: Transition>(
+    transition: T,
+    rows: &[Stored],
+) -> Result<Decision<T::Outcome>, T::Refusal> {
     transition.decide(NOW, &Rows::new(rows.to_vec()))
 }
 
 /// A redrive window of just this length, which must be 2 ms or longer.
 pub(crate) fn window(length: Duration) -> RedriveWindow {
     let policy = hasty();
-    Retention { inbox: length + policy.longest_retry(), ..Retention::default() }.checked(&policy).unwrap().redrive_window(&policy)
+    Retention { inbox: length + policy.longest_retry(), ..Retention::default() }
+        .checked(&policy)
+        .unwrap()
+        .redrive_window(&policy)
 }
 
 /// The policy by which an event is retried for the shortest time.
 pub(crate) fn hasty() -> Checked<DeliveryPolicy> {
     let ms = Duration::from_millis(1);
-    let policy = DeliveryPolicy { backoff_base: ms, backoff_cap: ms, max_failures: 1, max_starts: 2, when_dead: WhenDead::Block };
+    let policy = DeliveryPolicy {
+        backoff_base: ms,
+        backoff_cap: ms,
+        max_failures: 1,
+        max_starts: 2,
+        when_dead: WhenDead::Block,
+    };
     policy.checked().unwrap()
 }
 
 /// A decision to write exactly these changes.
-pub(crate) fn writes<O, R>(changes: impl IntoIterator<Item = Change>, outcome: O) -> Result<Decision<O>, R> {
+pub(crate) fn writes<O, R>(
+    changes: impl IntoIterator<Item = Change>,
+    outcome: O,
+) -> Result<Decision<O>, R> {
     Ok(Decision { batch: Batch::of(changes.into_iter().collect()).unwrap(), outcome })
 }
 
@@ -119,11 +139,30 @@ pub(crate) fn lane(key: &str, row: LaneRow) -> Record {
     Record::Lane(name(key), row)
 }
 
-/// Names made of what is hard: prefixes of each other, several bytes a character, characters next to the separators.
-pub(crate) fn names<T: for<'a> TryFrom<&'a str, Error = Invalid> + Debug + Clone>(max: usize) -> BoxedStrategy<T> {
-    let hard =
-        prop::sample::select(vec!['a', 'b', 'B', ' ', '!', '/', '~', 'é', '\u{7ff}', '€', '\u{ffff}', '\u{10000}', '\u{10ffff}']);
-    let short = prop::collection::vec(prop_oneof![4 => prop::sample::select(vec!['a', 'b']), 1 => hard], 1..6);
+/// Names made of what is hard: prefixes of each other, several bytes a character, characters next
+/// to the separators.
+pub(crate) fn names<T: for<'a> TryFrom<&'a str, Error = Invalid> + Debug + Clone>(
+    max: usize,
+) -> BoxedStrategy<T> {
+    let hard = prop::sample::select(vec![
+        'a',
+        'b',
+        'B',
+        ' ',
+        '!',
+        '/',
+        '~',
+        'é',
+        '\u{7ff}',
+        '€',
+        '\u{ffff}',
+        '\u{10000}',
+        '\u{10ffff}',
+    ]);
+    let short = prop::collection::vec(
+        prop_oneof![4 => prop::sample::select(vec!['a', 'b']), 1 => hard],
+        1..6,
+    );
     let short = short.prop_map(|chars| chars.into_iter().collect::<String>());
     let longest = prop_oneof![Just("x".repeat(max)), Just("é".repeat(max / 2))];
     prop_oneof![20 => short, 1 => longest].prop_map(|text| name(&text)).boxed()
@@ -136,7 +175,8 @@ pub(crate) fn numbers() -> BoxedStrategy<u64> {
 }
 
 pub(crate) fn counts() -> BoxedStrategy<u32> {
-    prop_oneof![4 => 0..5_u32, 1 => Just(u32::MAX), 1 => Just(u32::MAX - 1), 1 => any::<u32>()].boxed()
+    prop_oneof![4 => 0..5_u32, 1 => Just(u32::MAX), 1 => Just(u32::MAX - 1), 1 => any::<u32>()]
+        .boxed()
 }
 
 pub(crate) fn times() -> BoxedStrategy<Millis> {
@@ -148,7 +188,8 @@ pub(crate) fn digests() -> BoxedStrategy<Digest> {
 }
 
 pub(crate) fn reasons() -> BoxedStrategy<Option<Reason>> {
-    prop::option::of(prop_oneof![8 => ".{0,12}", 1 => Just("…é".repeat(300))].prop_map(Reason::new)).boxed()
+    prop::option::of(prop_oneof![8 => ".{0,12}", 1 => Just("…é".repeat(300))].prop_map(Reason::new))
+        .boxed()
 }
 
 pub(crate) fn bodies() -> BoxedStrategy<Body> {
@@ -158,17 +199,30 @@ pub(crate) fn bodies() -> BoxedStrategy<Body> {
 }
 
 pub(crate) fn fingerprints() -> BoxedStrategy<Fingerprint> {
-    (digests(), ".{0,20}").prop_map(|(digest, summary)| Fingerprint::from_stored(digest, &summary)).boxed()
-}
-
-pub(crate) fn headers() -> BoxedStrategy<Headers> {
-    prop::collection::btree_map(names::<HeaderName>(HeaderName::MAX), names::<HeaderValue>(HeaderValue::MAX), 0..5)
-        .prop_map(|pairs| pairs.iter().try_fold(Headers::new(), |headers, (name, value)| headers.with(name, value)).unwrap())
+    (digests(), ".{0,20}")
+        .prop_map(|(digest, summary)| Fingerprint::from_stored(digest, &summary))
         .boxed()
 }
 
+pub(crate) fn headers() -> BoxedStrategy<Headers> {
+    prop::collection::btree_map(
+        names::<HeaderName>(HeaderName::MAX),
+        names::<HeaderValue>(HeaderValue::MAX),
+        0..5,
+    )
+    .prop_map(|pairs| {
+        pairs
+            .iter()
+            .try_fold(Headers::new(), |headers, (name, value)| headers.with(name, value))
+            .unwrap()
+    })
+    .boxed()
+}
+
 fn request_keys() -> BoxedStrategy<RequestKey> {
-    (names::<Scope>(Scope::MAX), names::<RequestId>(RequestId::MAX)).prop_map(|(scope, id)| RequestKey { scope, id }).boxed()
+    (names::<Scope>(Scope::MAX), names::<RequestId>(RequestId::MAX))
+        .prop_map(|(scope, id)| RequestKey { scope, id })
+        .boxed()
 }
 
 fn order_ids() -> BoxedStrategy<OrderId> {
@@ -188,32 +242,28 @@ fn consumers() -> BoxedStrategy<Consumer> {
 }
 
 fn request_rows() -> BoxedStrategy<RequestRow> {
-    let placed = (order_ids(), prop::collection::vec(event_ids(), 0..4), times()).prop_map(|(order, events, at)| Placed {
-        order,
-        events,
-        at,
-    });
+    let placed = (order_ids(), prop::collection::vec(event_ids(), 0..4), times())
+        .prop_map(|(order, events, at)| Placed { order, events, at });
     (fingerprints(), times(), prop::option::of(placed))
-        .prop_map(|(fingerprint, registered_at, placed)| RequestRow { fingerprint, registered_at, placed })
+        .prop_map(|(fingerprint, registered_at, placed)| RequestRow {
+            fingerprint,
+            registered_at,
+            placed,
+        })
         .boxed()
 }
 
 fn order_rows() -> BoxedStrategy<OrderRow> {
-    (request_keys(), times(), bodies()).prop_map(|(request, committed_at, body)| OrderRow { request, committed_at, body }).boxed()
+    (request_keys(), times(), bodies())
+        .prop_map(|(request, committed_at, body)| OrderRow { request, committed_at, body })
+        .boxed()
 }
 
 pub(crate) fn events() -> BoxedStrategy<Event> {
     let names = (event_ids(), order_ids(), names::<EventType>(EventType::MAX), ordering_keys());
     (names, counts(), times(), headers(), bodies())
-        .prop_map(|((id, order, event_type, ordering_key), schema_version, time, headers, body)| Event {
-            id,
-            order,
-            event_type,
-            schema_version,
-            ordering_key,
-            time,
-            headers,
-            body,
+        .prop_map(|((id, order, event_type, ordering_key), schema_version, time, headers, body)| {
+            Event { id, order, event_type, schema_version, ordering_key, time, headers, body }
         })
         .boxed()
 }
@@ -228,49 +278,72 @@ fn outbox_rows() -> BoxedStrategy<OutboxRow> {
     ];
     let place = (ordering_keys(), numbers(), names::<EventType>(EventType::MAX));
     (place, times(), times(), counts(), counts(), state, reasons())
-        .prop_map(|((lane, sequence, event_type), committed_at, due, starts, failures, state, reason)| OutboxRow {
-            lane,
-            sequence,
-            event_type,
-            committed_at,
-            due,
-            starts,
-            failures,
-            state,
-            reason,
-        })
+        .prop_map(
+            |((lane, sequence, event_type), committed_at, due, starts, failures, state, reason)| {
+                OutboxRow {
+                    lane,
+                    sequence,
+                    event_type,
+                    committed_at,
+                    due,
+                    starts,
+                    failures,
+                    state,
+                    reason,
+                }
+            },
+        )
         .boxed()
 }
 
 pub(crate) fn lane_rows() -> BoxedStrategy<LaneRow> {
-    let lease =
-        (names::<Owner>(Owner::MAX), times(), numbers()).prop_map(|(owner, until, through)| Lease { owner, until, through });
+    let lease = (names::<Owner>(Owner::MAX), times(), numbers())
+        .prop_map(|(owner, until, through)| Lease { owner, until, through });
     let holder = (prop::option::of(lease), prop::option::of(event_ids()), times(), times());
     (numbers(), numbers(), prop::option::of(times()), counts(), numbers(), holder)
-        .prop_map(|(next, confirmed, due, starts, token, (lease, blocked_by, begun, changed_at))| LaneRow {
-            next,
-            confirmed,
-            due,
-            starts,
-            token,
-            lease,
-            blocked_by,
-            begun,
-            changed_at,
-        })
+        .prop_map(
+            |(next, confirmed, due, starts, token, (lease, blocked_by, begun, changed_at))| {
+                LaneRow {
+                    next,
+                    confirmed,
+                    due,
+                    starts,
+                    token,
+                    lease,
+                    blocked_by,
+                    begun,
+                    changed_at,
+                }
+            },
+        )
         .boxed()
 }
 
 pub(crate) fn inbox_rows() -> BoxedStrategy<InboxRow> {
-    let state = prop::sample::select(vec![InboxState::Applied, InboxState::Failing, InboxState::Poisoned]);
+    let state =
+        prop::sample::select(vec![InboxState::Applied, InboxState::Failing, InboxState::Poisoned]);
     (digests(), times(), state, counts(), reasons(), any::<bool>())
-        .prop_map(|(content, at, state, failures, reason, effect)| InboxRow { content, at, state, failures, reason, effect })
+        .prop_map(|(content, at, state, failures, reason, effect)| InboxRow {
+            content,
+            at,
+            state,
+            failures,
+            reason,
+            effect,
+        })
         .boxed()
 }
 
 pub(crate) fn call_rows() -> BoxedStrategy<CallRow> {
-    let state = prop::sample::select(vec![CallState::Intended, CallState::Started, CallState::Done, CallState::Unknown]);
-    (state, times(), counts(), reasons()).prop_map(|(state, at, starts, note)| CallRow { state, at, starts, note }).boxed()
+    let state = prop::sample::select(vec![
+        CallState::Intended,
+        CallState::Started,
+        CallState::Done,
+        CallState::Unknown,
+    ]);
+    (state, times(), counts(), reasons())
+        .prop_map(|(state, at, starts, note)| CallRow { state, at, starts, note })
+        .boxed()
 }
 
 /// Any row of any table.
@@ -281,12 +354,17 @@ pub(crate) fn records() -> BoxedStrategy<Record> {
         events().prop_map(Record::Event),
         (event_ids(), outbox_rows()).prop_map(|(id, row)| Record::Outbox(id, row)),
         (ordering_keys(), lane_rows()).prop_map(|(key, row)| Record::Lane(key, row)),
-        (consumers(), event_ids(), inbox_rows()).prop_map(|(consumer, id, row)| Record::Inbox(consumer, id, row)),
-        (consumers(), event_ids(), bodies()).prop_map(|(consumer, id, body)| Record::Effect(consumer, id, body)),
-        (consumers(), ordering_keys(), numbers(), times(), times()).prop_map(|(consumer, key, sequence, begun, at)| {
-            Record::Position(consumer, key, PositionRow { begun, sequence, at })
-        }),
-        (consumers(), event_ids(), call_rows()).prop_map(|(consumer, id, row)| Record::Call(consumer, id, row)),
+        (consumers(), event_ids(), inbox_rows())
+            .prop_map(|(consumer, id, row)| Record::Inbox(consumer, id, row)),
+        (consumers(), event_ids(), bodies())
+            .prop_map(|(consumer, id, body)| Record::Effect(consumer, id, body)),
+        (consumers(), ordering_keys(), numbers(), times(), times()).prop_map(
+            |(consumer, key, sequence, begun, at)| {
+                Record::Position(consumer, key, PositionRow { begun, sequence, at })
+            }
+        ),
+        (consumers(), event_ids(), call_rows())
+            .prop_map(|(consumer, id, row)| Record::Call(consumer, id, row)),
     ]
     .boxed()
 }

@@ -1,4 +1,5 @@
-//! What the drivers of a relay tell `tracing`: every answer, every lease that is lost and every event that is dead, at its level.
+//! What the drivers of a relay tell `tracing`: every answer, every lease that is lost and every
+//! event that is dead, at its level.
 
 use core::fmt::{Debug, Write};
 use core::future::ready;
@@ -10,7 +11,10 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Metadata, Subscriber};
 use twobox::relay::{Message, Phase, Published, trace};
-use twobox::{Body, Claimed, Delivery, Event, Headers, LeaseRef, Place, Reason, Renewed, Run, Settled, Stale, StaleLease};
+use twobox::{
+    Body, Claimed, Delivery, Event, Headers, LeaseRef, Place, Reason, Renewed, Run, Settled, Stale,
+    StaleLease,
+};
 
 use crate::support::{ms, name};
 
@@ -75,7 +79,8 @@ fn message() -> Message {
     Message { event, place: Place { begun: ms(1), sequence: 1, after: 0 }, attempt: 2 }
 }
 
-/// The answer goes on as it is, and is told within the span of its publish, which says what is published.
+/// The answer goes on as it is, and is told within the span of its publish, which says what is
+/// published.
 #[test]
 fn each_answer_is_told_in_the_span_of_its_publish() {
     let no = || Reason::new("no");
@@ -104,8 +109,15 @@ fn each_answer_is_told_in_the_span_of_its_publish() {
 fn the_rest_is_told() {
     let lease = || LeaseRef { lane: name("k"), token: 7 };
     let stale = || vec![StaleLease { lease: lease(), why: Stale::Ended }];
-    let lost = "WARN message=the lease 7 of lane \"k\" is not current: it was settled or released already";
-    let settled = Settled { confirmed: 1, retried: 2, released: 3, dead: vec![name("d1"), name("d2")], stale: stale() };
+    let lost =
+        "WARN message=the lease 7 of lane \"k\" is not current: it was settled or released already";
+    let settled = Settled {
+        confirmed: 1,
+        retried: 2,
+        released: 3,
+        dead: vec![name("d1"), name("d2")],
+        stale: stale(),
+    };
     let place = Place { begun: ms(1), sequence: 1, after: 0 };
     let deliveries = ["e1", "e2"].map(|event| Delivery { event: name(event), place, attempt: 1 });
     let run = Run { lease: lease(), until: ms(9), alone: false, deliveries: deliveries.into() };
@@ -123,12 +135,21 @@ fn the_rest_is_told() {
         ),
         (
             told(|| trace::exchanged(None, Some(&claimed))),
-            &["DEBUG message=claimed lanes=1 events=2", "ERROR message=dead: it was started too often id=d3"],
+            &[
+                "DEBUG message=claimed lanes=1 events=2",
+                "ERROR message=dead: it was started too often id=d3",
+            ],
         ),
         (told(|| trace::exchanged(None, None)), &[]),
         (told(|| trace::renewed(&renewed)), &["DEBUG message=renewed leases=2", lost]),
-        (told(|| trace::store_failed(&"disk full")), &["WARN message=the store failed reason=disk full"]),
-        (told(|| trace::phase(Phase::StoreAway)), &["INFO message=the relay is now phase=StoreAway"]),
+        (
+            told(|| trace::store_failed(&"disk full")),
+            &["WARN message=the store failed reason=disk full"],
+        ),
+        (
+            told(|| trace::phase(Phase::StoreAway)),
+            &["INFO message=the relay is now phase=StoreAway"],
+        ),
     ];
     for (lines, expected) in cases {
         assert_eq!(lines, expected);

@@ -1,6 +1,7 @@
 //! Each row of each truth table: what comes of it, and exactly which guarded changes are written.
 //!
-//! At the end, properties of all transitions over any rows: they are total, deterministic, and guard what they read.
+//! At the end, properties of all transitions over any rows: they are total, deterministic, and
+//! guard what they read.
 
 use core::convert::Infallible;
 use core::fmt::Debug;
@@ -8,20 +9,25 @@ use core::num::NonZeroU16;
 use core::time::Duration;
 
 use proptest::prelude::*;
-use twobox::transition::call::{CallEnd, CallKey, CallRefused, Intend, Resolve, Start, Started, WhenUnknown};
+use twobox::transition::call::{
+    CallEnd, CallKey, CallRefused, Intend, Resolve, Start, Started, WhenUnknown,
+};
 use twobox::{
-    Batch, Body, CallRow, CallState, Cancel, Checked, Claim, Claimed, CommitOrder, CommitRefused, Committed, ContentDiffers,
-    CountFailure, Decision, Delivery, DeliveryPolicy, DeliveryState, Discard, Draft, Ending, Event, EventId, Expect,
-    FailureCounted, Fingerprint, Headers, InboxRow, InboxState, Key, LaneRow, LeaseRef, Load, Millis, OrderRow, OrderingKey,
-    OutboxRow, ParametersDiffer, Place, Placed, PositionRow, Purge, Query, Reader, Reason, Receive, Received, Record,
-    RecordEffect, Redrive, Register, Registered, Renew, Renewed, Request, RequestRow, Retention, Retry, Rows, Run, RunResult,
-    Settle, Settled, SkipTo, Stale, StaleLease, Store, Stored, Table, Tables, Transaction, Transition, WhenDead,
+    Batch, Body, CallRow, CallState, Cancel, Checked, Claim, Claimed, CommitOrder, CommitRefused,
+    Committed, ContentDiffers, CountFailure, Decision, Delivery, DeliveryPolicy, DeliveryState,
+    Discard, Draft, Ending, Event, EventId, Expect, FailureCounted, Fingerprint, Headers, InboxRow,
+    InboxState, Key, LaneRow, LeaseRef, Load, Millis, OrderRow, OrderingKey, OutboxRow,
+    ParametersDiffer, Place, Placed, PositionRow, Purge, Query, Reader, Reason, Receive, Received,
+    Record, RecordEffect, Redrive, Register, Registered, Renew, Renewed, Request, RequestRow,
+    Retention, Retry, Rows, Run, RunResult, Settle, Settled, SkipTo, Stale, StaleLease, Store,
+    Stored, Table, Tables, Transaction, Transition, WhenDead,
 };
 use twobox_memory::MemoryStore;
 
 use crate::support::{
-    LANE, NOW, bodies, call_rows, counts, decide, events, hasty, inbox_rows, insert, lane, lane_rows, lease, ms, name, numbers,
-    outbox, pending, reasons, stored, text, times, update, window, writes, writes_nothing,
+    LANE, NOW, bodies, call_rows, counts, decide, events, hasty, inbox_rows, insert, lane,
+    lane_rows, lease, ms, name, numbers, outbox, pending, reasons, stored, text, times, update,
+    window, writes, writes_nothing,
 };
 
 // Requests (P1)
@@ -31,7 +37,8 @@ fn request(quantity: &str) -> Request {
 }
 
 fn bound(request: &Request, placed: Option<Placed>) -> Record {
-    let row = RequestRow { fingerprint: request.fingerprint.clone(), registered_at: ms(10), placed };
+    let row =
+        RequestRow { fingerprint: request.fingerprint.clone(), registered_at: ms(10), placed };
     Record::Request(request.key.clone(), row)
 }
 
@@ -48,8 +55,14 @@ fn register() {
     assert_eq!(register.query(NOW), Query::rows([Key::Request(two.key.clone())]));
 
     let new = RequestRow { fingerprint: two.fingerprint.clone(), registered_at: NOW, placed: None };
-    assert_eq!(decide(register.clone(), &[]), writes([insert(Record::Request(two.key.clone(), new))], Registered::New));
-    assert_eq!(decide(register.clone(), &[stored(1, bound(&two, None))]), writes_nothing(Registered::Open));
+    assert_eq!(
+        decide(register.clone(), &[]),
+        writes([insert(Record::Request(two.key.clone(), new))], Registered::New)
+    );
+    assert_eq!(
+        decide(register.clone(), &[stored(1, bound(&two, None))]),
+        writes_nothing(Registered::Open)
+    );
     let first = placed("other", &["e1", "e2"]);
     let row = stored(4, bound(&two, Some(first.clone())));
     assert_eq!(decide(register, &[row]), writes_nothing(Registered::Placed(first.clone())));
@@ -57,7 +70,11 @@ fn register() {
     let three = request("3");
     for placed in [None, Some(first)] {
         let refused = decide(Register::new(&three), &[stored(1, bound(&two, placed))]).unwrap_err();
-        let differ = ParametersDiffer { key: two.key.clone(), bound: two.fingerprint.clone(), given: three.fingerprint.clone() };
+        let differ = ParametersDiffer {
+            key: two.key.clone(),
+            bound: two.fingerprint.clone(),
+            given: three.fingerprint.clone(),
+        };
         assert_eq!(refused, differ);
         assert_eq!(
             refused.to_string(),
@@ -69,7 +86,10 @@ fn register() {
 
 /// What a commit of order `o` at [`NOW`] writes beside the request: one event in a lane of its own.
 fn order_row(request: &Request) -> Record {
-    Record::Order(name("o"), OrderRow { request: request.key.clone(), committed_at: NOW, body: text("order") })
+    Record::Order(
+        name("o"),
+        OrderRow { request: request.key.clone(), committed_at: NOW, body: text("order") },
+    )
 }
 
 fn event(id: &str, lane: &str) -> Event {
@@ -89,7 +109,8 @@ fn fresh(lane: &str, sequence: u64) -> OutboxRow {
     OutboxRow { committed_at: NOW, due: NOW, ..pending(lane, sequence) }
 }
 
-/// A lane that begins at [`NOW`]: its count and its tokens do too, so that those of a lane which was purged are told apart.
+/// A lane that begins at [`NOW`]: its count and its tokens do too, so that those of a lane which
+/// was purged are told apart.
 fn new_lane() -> LaneRow {
     LaneRow { token: NOW.get(), begun: NOW, changed_at: NOW, ..LANE }
 }
@@ -115,7 +136,12 @@ fn commit(request: &Request, drafts: impl IntoIterator<Item = Draft>) -> CommitO
 fn commit_order() {
     let two = request("2");
     let one_event = commit(&two, [draft()]);
-    let keys = [Key::Request(two.key.clone()), Key::Order(name("o")), Key::Event(name("o/1")), Key::Lane(name("o"))];
+    let keys = [
+        Key::Request(two.key.clone()),
+        Key::Order(name("o")),
+        Key::Event(name("o/1")),
+        Key::Lane(name("o")),
+    ];
     assert_eq!(one_event.query(NOW), Query::rows(keys));
 
     let first = placed("o", &["o/1"]);
@@ -128,7 +154,11 @@ fn commit_order() {
             insert(lane("o", LaneRow { next: 2, due: Some(NOW), ..new_lane() })),
         ]
     };
-    let free = RequestRow { fingerprint: two.fingerprint.clone(), registered_at: NOW, placed: Some(first.clone()) };
+    let free = RequestRow {
+        fingerprint: two.fingerprint.clone(),
+        registered_at: NOW,
+        placed: Some(first.clone()),
+    };
     let expected = written().into_iter().chain([insert(Record::Request(two.key.clone(), free))]);
     assert_eq!(decide(one_event.clone(), &[]), writes(expected, committed.clone()));
 
@@ -141,8 +171,13 @@ fn commit_order() {
 #[test]
 fn commit_order_that_is_not_written() {
     let (two, three) = (request("2"), request("3"));
-    let taken =
-        stored(1, Record::Order(name("o"), OrderRow { request: name_key("x", "y"), committed_at: ms(1), body: text("") }));
+    let taken = stored(
+        1,
+        Record::Order(
+            name("o"),
+            OrderRow { request: name_key("x", "y"), committed_at: ms(1), body: text("") },
+        ),
+    );
     let event_taken = stored(1, Record::Event(Event { order: name("p"), ..event("o/2", "p") }));
 
     let first = placed("other", &["e1", "e2"]);
@@ -158,7 +193,9 @@ fn commit_order_that_is_not_written() {
         for rest in [&[][..], &[taken.clone(), event_taken.clone()]] {
             let rows = [&[stored(2, bound(&two, placed.clone()))], rest].concat();
             let refused = decide(commit(&three, [draft()]), &rows);
-            assert!(matches!(refused, Err(CommitRefused::ParametersDiffer(differ)) if differ.given == three.fingerprint));
+            assert!(
+                matches!(refused, Err(CommitRefused::ParametersDiffer(differ)) if differ.given == three.fingerprint)
+            );
         }
     }
 
@@ -166,7 +203,10 @@ fn commit_order_that_is_not_written() {
         for rest in [&[][..], std::slice::from_ref(&event_taken)] {
             let rows = [request_row, std::slice::from_ref(&taken), rest].concat();
             let refused = decide(retry.clone(), &rows).unwrap_err();
-            assert_eq!(refused, CommitRefused::OrderIdTaken { order: name("o"), owner: name_key("x", "y") });
+            assert_eq!(
+                refused,
+                CommitRefused::OrderIdTaken { order: name("o"), owner: name_key("x", "y") }
+            );
             assert_eq!(
                 refused.to_string(),
                 "order id \"o\" belongs to request x/y; take an id that only this request can have. If it is this request, its order was placed, and its key was purged"
@@ -175,7 +215,10 @@ fn commit_order_that_is_not_written() {
         let rows = [request_row, std::slice::from_ref(&event_taken)].concat();
         let refused = decide(retry.clone(), &rows).unwrap_err();
         assert_eq!(refused, CommitRefused::EventIdTaken { event: name("o/2"), owner: name("p") });
-        assert_eq!(refused.to_string(), "event id \"o/2\" belongs to order p; leave the id out, or make one of the order id");
+        assert_eq!(
+            refused.to_string(),
+            "event id \"o/2\" belongs to order p; leave the id out, or make one of the order id"
+        );
     }
 }
 
@@ -188,17 +231,39 @@ fn name_key(scope: &str, id: &str) -> twobox::RequestKey {
 fn commit_order_appends_to_lanes() {
     let two = request("2");
     let keyed = |key: &str| draft().ordering_key(name(key));
-    let given =
-        draft().id(name("mine")).schema_version(7).header("h", "v").unwrap().not_before(ms(5_000)).ordering_key(name("a"));
+    let given = draft()
+        .id(name("mine"))
+        .schema_version(7)
+        .header("h", "v")
+        .unwrap()
+        .not_before(ms(5_000))
+        .ordering_key(name("a"));
     let many = commit(&two, [keyed("b"), given, keyed("a"), draft(), keyed("b")]);
     let first = placed("o", &["o/1", "mine", "o/3", "o/4", "o/5"]);
-    let row = RequestRow { fingerprint: two.fingerprint.clone(), registered_at: NOW, placed: Some(first.clone()) };
+    let row = RequestRow {
+        fingerprint: two.fingerprint.clone(),
+        registered_at: NOW,
+        placed: Some(first.clone()),
+    };
 
-    // What is in the lanes before, and what the lanes become; a, which is empty, is due when its first new event is.
-    let leased =
-        LaneRow { next: 9, confirmed: 7, due: Some(ms(400)), token: 3, lease: Some(lease("me", 400, 8)), starts: 1, ..LANE };
+    // What is in the lanes before, and what the lanes become; a, which is empty, is due when its
+    // first new event is.
+    let leased = LaneRow {
+        next: 9,
+        confirmed: 7,
+        due: Some(ms(400)),
+        token: 3,
+        lease: Some(lease("me", 400, 8)),
+        starts: 1,
+        ..LANE
+    };
     for (a, a_after, b, b_after) in [
-        (None, (0, LaneRow { due: Some(ms(5_000)), ..new_lane() }), None, (0, LaneRow { due: Some(NOW), ..new_lane() })),
+        (
+            None,
+            (0, LaneRow { due: Some(ms(5_000)), ..new_lane() }),
+            None,
+            (0, LaneRow { due: Some(NOW), ..new_lane() }),
+        ),
         // Empty, after events that were confirmed.
         (
             Some(LaneRow { next: 4, confirmed: 3, token: 2, ..LANE }),
@@ -216,13 +281,18 @@ fn commit_order_appends_to_lanes() {
         ),
     ] {
         let (a_last, b_last) = (a_after.0, b_after.0);
-        let lane_rows = [a.map(|row| stored(6, lane("a", row))), b.map(|row| stored(8, lane("b", row)))];
+        let lane_rows =
+            [a.map(|row| stored(6, lane("a", row))), b.map(|row| stored(8, lane("b", row)))];
         let rows: Vec<Stored> = lane_rows.into_iter().flatten().collect();
         let after = |key: &str, revision: u64, row: LaneRow, last: u64| {
             let record = lane(key, LaneRow { next: last + 3, changed_at: NOW, ..row });
             if last == 0 && rows.is_empty() { insert(record) } else { update(revision, record) }
         };
-        let mine = Event { schema_version: 7, headers: Headers::new().with("h", "v").unwrap(), ..event("mine", "a") };
+        let mine = Event {
+            schema_version: 7,
+            headers: Headers::new().with("h", "v").unwrap(),
+            ..event("mine", "a")
+        };
         let changes = [
             insert(Record::Request(two.key.clone(), row.clone())),
             insert(order_row(&two)),
@@ -248,7 +318,9 @@ fn commit_order_appends_to_lanes() {
 // Delivery (P3, P4, P6)
 
 fn policy(when_dead: WhenDead) -> Checked<DeliveryPolicy> {
-    DeliveryPolicy { max_failures: 2, max_starts: 4, when_dead, ..DeliveryPolicy::default() }.checked().unwrap()
+    DeliveryPolicy { max_failures: 2, max_starts: 4, when_dead, ..DeliveryPolicy::default() }
+        .checked()
+        .unwrap()
 }
 
 const LEASE: Duration = Duration::from_millis(500);
@@ -276,7 +348,13 @@ fn lane_due(due: u64) -> LaneRow {
 }
 
 fn leased_lane(through: u64) -> LaneRow {
-    LaneRow { due: Some(ms(UNTIL)), lease: Some(lease("me", UNTIL, through)), token: 8, starts: 1, ..lane_due(0) }
+    LaneRow {
+        due: Some(ms(UNTIL)),
+        lease: Some(lease("me", UNTIL, through)),
+        token: 8,
+        starts: 1,
+        ..lane_due(0)
+    }
 }
 
 #[test]
@@ -302,7 +380,8 @@ fn claim_of_a_lane_that_is_due() {
         stored(5, lane("a", lane_due(100))),
         stored(1, outbox("e3", OutboxRow { starts: 1, due: NOW, ..pending("a", 3) })),
         stored(1, outbox("e4", OutboxRow { starts: 2, due: NOW, ..pending("a", 4) })),
-        // A place was left by an event that was cancelled; what is due later ends the run, whatever is behind it.
+        // A place was left by an event that was cancelled; what is due later ends the run, whatever
+        // is behind it.
         stored(1, outbox("e6", OutboxRow { due: ms(1_001), ..pending("a", 6) })),
         stored(1, outbox("e7", pending("a", 7))),
     ];
@@ -310,26 +389,38 @@ fn claim_of_a_lane_that_is_due() {
     for (most, through) in [(16, 4), (2, 4), (1, 3), (0, 3)] {
         let got = &deliveries[..deliveries.len().min(most.max(1))];
         let claimed = Claimed { runs: vec![run_of("a", 8, got)], dead: vec![], next_due: None };
-        let expected = writes::<_, Infallible>([update(5, lane("a", leased_lane(through)))], claimed);
+        let expected =
+            writes::<_, Infallible>([update(5, lane("a", leased_lane(through)))], claimed);
         assert_eq!(decide(claim(&block, 10).run(most), &rows), expected);
     }
     // A lease that would end after the end of time ends there.
-    let endless = DeliveryPolicy { backoff_cap: Duration::MAX, ..DeliveryPolicy::default() }.checked().unwrap();
+    let endless = DeliveryPolicy { backoff_cap: Duration::MAX, ..DeliveryPolicy::default() }
+        .checked()
+        .unwrap();
     let forever = Claim::new(&endless, name("me"), Duration::MAX, 10).unwrap();
     assert_eq!(decide(forever, &rows).unwrap().outcome.runs[0].until, Millis::MAX);
 }
 
-/// The second and third row: after a lease that nobody settled, the first event only, to find out which one it is (F4); after
-/// two of them, or with one start left, nothing else is claimed with it, whether it stands before the others or behind them.
+/// The second and third row: after a lease that nobody settled, the first event only, to find out
+/// which one it is (F4); after two of them, or with one start left, nothing else is claimed with
+/// it, whether it stands before the others or behind them.
 #[test]
 fn claim_after_a_lease_that_nobody_settled() {
     let block = policy(WhenDead::Block);
-    for (settled, unsettled, alone) in [(0, 1, false), (1, 1, false), (2, 1, true), (0, 2, true), (1, 2, true), (0, 3, true)] {
+    for (settled, unsettled, alone) in
+        [(0, 1, false), (1, 1, false), (2, 1, true), (0, 2, true), (1, 2, true), (0, 3, true)]
+    {
         let lapsed = |key| {
-            let row = LaneRow { lease: Some(lease("other", 1_000, 4)), starts: unsettled, ..lane_due(1_000) };
+            let row = LaneRow {
+                lease: Some(lease("other", 1_000, 4)),
+                starts: unsettled,
+                ..lane_due(1_000)
+            };
             stored(5, lane(key, row))
         };
-        let event = |id, key, sequence, starts| stored(1, outbox(id, OutboxRow { starts, ..pending(key, sequence) }));
+        let event = |id, key, sequence, starts| {
+            stored(1, outbox(id, OutboxRow { starts, ..pending(key, sequence) }))
+        };
         let started = [lapsed("a"), event("e3", "a", 3, settled), event("e4", "a", 4, 0)];
         let plain = [stored(5, lane("b", lane_due(1_000))), event("f3", "b", 3, 0)];
         let run = |deliveries| Run { alone, ..run_of("a", 8, deliveries) };
@@ -346,7 +437,8 @@ fn claim_after_a_lease_that_nobody_settled() {
             let claimed = Claimed { runs: vec![beside], dead: vec![], next_due: Some(NOW) };
             assert_eq!(behind, writes([plain_after()], claimed), "{settled} {unsettled}");
         } else {
-            let claimed = Claimed { runs: vec![tried.clone(), beside.clone()], dead: vec![], next_due: None };
+            let claimed =
+                Claimed { runs: vec![tried.clone(), beside.clone()], dead: vec![], next_due: None };
             assert_eq!(first, writes([after(), plain_after()], claimed), "{settled} {unsettled}");
             let claimed = Claimed { runs: vec![beside, tried], dead: vec![], next_due: None };
             assert_eq!(behind, writes([after(), plain_after()], claimed), "{settled} {unsettled}");
@@ -366,10 +458,22 @@ fn claim_of_an_event_without_a_start_left() {
             (WhenDead::Continue, None, None),
         ] {
             let policy = policy(when_dead);
-            let before = LaneRow { lease: Some(lease("other", 900, 3)), starts: lane_starts, ..lane_due(900) };
-            let head = OutboxRow { starts, failures: 1, reason: Some(Reason::new("first")), ..pending("a", 3) };
-            let mut rows = vec![stored(5, lane("a", before)), stored(6, outbox("e3", head.clone()))];
-            rows.extend(next.map(|due| stored(7, outbox("e4", OutboxRow { due, ..pending("a", 4) }))));
+            let before = LaneRow {
+                lease: Some(lease("other", 900, 3)),
+                starts: lane_starts,
+                ..lane_due(900)
+            };
+            let head = OutboxRow {
+                starts,
+                failures: 1,
+                reason: Some(Reason::new("first")),
+                ..pending("a", 3)
+            };
+            let mut rows =
+                vec![stored(5, lane("a", before)), stored(6, outbox("e3", head.clone()))];
+            rows.extend(
+                next.map(|due| stored(7, outbox("e4", OutboxRow { due, ..pending("a", 4) }))),
+            );
 
             let reason = format!(
                 "started {} times, the last {lane_starts} without an answer: it may bring the relay down",
@@ -384,7 +488,8 @@ fn claim_of_an_event_without_a_start_left() {
             let blocked_by = (when_dead == WhenDead::Block).then(|| name("e3"));
             let after = LaneRow { due, blocked_by, changed_at: NOW, ..lane_due(0) };
             let claimed = Claimed { runs: vec![], dead: vec![name("e3")], next_due: Some(NOW) };
-            let expected = writes([update(6, outbox("e3", dead)), update(5, lane("a", after))], claimed);
+            let expected =
+                writes([update(6, outbox("e3", dead)), update(5, lane("a", after))], claimed);
             assert_eq!(decide(claim(&policy, 10), &rows), expected);
         }
     }
@@ -399,7 +504,10 @@ fn claim_of_nothing() {
     // An event that is due later, or another's lease that lasts.
     let leased = LaneRow { lease: Some(lease("other", 1_001, 3)), starts: 1, ..lane_due(1_001) };
     for row in [lane_due(1_001), leased] {
-        assert_eq!(decide(claim(&block, 10), &[stored(5, lane("a", row))]), writes_nothing(later.clone()));
+        assert_eq!(
+            decide(claim(&block, 10), &[stored(5, lane("a", row))]),
+            writes_nothing(later.clone())
+        );
     }
 }
 
@@ -413,7 +521,8 @@ fn claim_of_several_lanes() {
         rows.push(stored(1, outbox(&format!("{key}3"), pending(key, 3))));
         rows.push(stored(1, outbox(&format!("{key}4"), pending(key, 4))));
     }
-    let whole = |key: &str| run_of(key, 8, &[(&format!("{key}3"), 3, 2, 1), (&format!("{key}4"), 4, 3, 1)]);
+    let whole =
+        |key: &str| run_of(key, 8, &[(&format!("{key}3"), 3, 2, 1), (&format!("{key}4"), 4, 3, 1)]);
     let later = stored(3, lane("d", lane_due(2_000)));
     let with_later = [&rows[..], &[later]].concat();
     for (limit, rows, runs, next_due) in [
@@ -429,12 +538,14 @@ fn claim_of_several_lanes() {
             let through = run.deliveries.last().unwrap().place.sequence;
             update(5, Record::Lane(run.lease.lane.clone(), leased_lane(through)))
         });
-        let expected = writes(changes.collect::<Vec<_>>(), Claimed { runs, dead: vec![], next_due });
+        let expected =
+            writes(changes.collect::<Vec<_>>(), Claimed { runs, dead: vec![], next_due });
         assert_eq!(decide(claim(&block, limit), rows), expected, "{limit}");
     }
 }
 
-/// Where less is claimed than was looked at, the answer may have been cut before other lanes: with as many events as were asked for.
+/// Where less is claimed than was looked at, the answer may have been cut before other lanes: with
+/// as many events as were asked for.
 #[test]
 fn claim_from_an_answer_that_was_cut() {
     let block = policy(WhenDead::Block);
@@ -446,13 +557,15 @@ fn claim_from_an_answer_that_was_cut() {
         stored(1, outbox("e5", pending("a", 5))),
     ];
     for (limit, next_due) in [(2, Some(NOW)), (3, Some(NOW)), (4, None), (5, None)] {
-        let claimed = Claimed { runs: vec![run_of("a", 8, &[("e3", 3, 2, 2)])], dead: vec![], next_due };
+        let claimed =
+            Claimed { runs: vec![run_of("a", 8, &[("e3", 3, 2, 2)])], dead: vec![], next_due };
         let after = update(5, lane("a", LaneRow { starts: 2, ..leased_lane(3) }));
         assert_eq!(decide(claim(&block, limit), &rows), writes([after], claimed), "{limit}");
     }
 }
 
-/// An event that would be tried alone, and is given up or due later instead, keeps no other lane waiting.
+/// An event that would be tried alone, and is given up or due later instead, keeps no other lane
+/// waiting.
 #[test]
 fn claim_goes_on_after_a_lane_that_gave_nothing() {
     let block = policy(WhenDead::Block);
@@ -463,12 +576,14 @@ fn claim_goes_on_after_a_lane_that_gave_nothing() {
             stored(5, lane("b", lane_due(200))),
             stored(1, outbox("f3", pending("b", 3))),
         ];
-        let claimed = Claimed { runs: vec![run_of("b", 8, &[("f3", 3, 2, 1)])], dead, next_due: Some(NOW) };
+        let claimed =
+            Claimed { runs: vec![run_of("b", 8, &[("f3", 3, 2, 1)])], dead, next_due: Some(NOW) };
         assert_eq!(decide(claim(&block, 10), &rows).unwrap().outcome, claimed, "{starts}");
     }
 }
 
-/// A lane that says it is due and has nothing due is put right, and the claim is to be made again: behind it may be others.
+/// A lane that says it is due and has nothing due is put right, and the claim is to be made again:
+/// behind it may be others.
 #[test]
 fn claim_puts_a_lane_right() {
     let block = policy(WhenDead::Block);
@@ -477,17 +592,31 @@ fn claim_puts_a_lane_right() {
         rows.extend(head.map(|due| stored(7, outbox("e3", OutboxRow { due, ..pending("a", 3) }))));
         let claimed = Claimed { next_due: Some(NOW), ..Claimed::default() };
         let after = LaneRow { due, changed_at: NOW, ..lane_due(0) };
-        assert_eq!(decide(claim(&block, 10), &rows), writes([update(5, lane("a", after))], claimed));
+        assert_eq!(
+            decide(claim(&block, 10), &rows),
+            writes([update(5, lane("a", after))], claimed)
+        );
     }
 }
 
 /// P3: no store looks for fewer events than there can be.
 #[test]
 fn how_many_events_can_be_pending() {
-    for (next, confirmed, most) in
-        [(1, 0, 0), (2, 0, 1), (5, 0, 4), (5, 2, 2), (5, 4, 0), (u64::MAX, 0, u64::MAX - 1), (1, 7, 0), (0, 0, 0)]
-    {
-        assert_eq!(LaneRow { next, confirmed, ..LANE }.pending_at_most(), most, "{next} {confirmed}");
+    for (next, confirmed, most) in [
+        (1, 0, 0),
+        (2, 0, 1),
+        (5, 0, 4),
+        (5, 2, 2),
+        (5, 4, 0),
+        (u64::MAX, 0, u64::MAX - 1),
+        (1, 7, 0),
+        (0, 0, 0),
+    ] {
+        assert_eq!(
+            LaneRow { next, confirmed, ..LANE }.pending_at_most(),
+            most,
+            "{next} {confirmed}"
+        );
     }
 }
 
@@ -530,11 +659,19 @@ fn settle_asks_for_one_event_more_than_it_names() {
     let reason = || Ending::Failed(Reason::new("no"));
     let other = RunResult { lease: lease_ref("b", 1), ..result(&[], None) };
     let query = |results: Vec<RunResult>| Settle::new(&block, results).query(NOW);
-    let of = |lanes: &[(&str, usize)]| Query::Lanes(lanes.iter().map(|(lane, run)| (name(lane), *run)).collect());
+    let of = |lanes: &[(&str, usize)]| {
+        Query::Lanes(lanes.iter().map(|(lane, run)| (name(lane), *run)).collect())
+    };
     assert_eq!(query(vec![]), of(&[]));
-    assert_eq!(query(vec![other.clone(), result(&["e3"], Some(("e4", reason())))]), of(&[("a", 3), ("b", 1)]));
+    assert_eq!(
+        query(vec![other.clone(), result(&["e3"], Some(("e4", reason())))]),
+        of(&[("a", 3), ("b", 1)])
+    );
     // Two results for one lane: it is asked for once, with the events of the longer one.
-    assert_eq!(query(vec![result(&["e3"], None), result(&["e3", "e4"], None), other]), of(&[("a", 3), ("b", 1)]));
+    assert_eq!(
+        query(vec![result(&["e3"], None), result(&["e3", "e4"], None), other]),
+        of(&[("a", 3), ("b", 1)])
+    );
 }
 
 /// Confirmed: one, several, all that are covered, and the last of the lane.
@@ -553,12 +690,18 @@ fn settle_confirmed() {
         let changes = all[..named].iter().cloned().chain([update(5, lane("a", after))]);
         let settled = Settled { confirmed: named, ..Settled::default() };
         let ids = &["e3", "e4", "e5"][..named];
-        assert_eq!(decide(Settle::new(&block, [result(ids, None)]), &rows), writes(changes, settled));
+        assert_eq!(
+            decide(Settle::new(&block, [result(ids, None)]), &rows),
+            writes(changes, settled)
+        );
     }
     // Nothing behind it.
     let changes = all.iter().cloned().chain([update(5, lane("a", freed(None, 5)))]);
     let settled = Settled { confirmed: 3, ..Settled::default() };
-    assert_eq!(decide(Settle::new(&block, [result(&["e3", "e4", "e5"], None)]), &rows[..4]), writes(changes, settled));
+    assert_eq!(
+        decide(Settle::new(&block, [result(&["e3", "e4", "e5"], None)]), &rows[..4]),
+        writes(changes, settled)
+    );
 }
 
 /// A lease that ran out and was not taken is current: to settle under it saves a delivery.
@@ -566,7 +709,9 @@ fn settle_confirmed() {
 fn settle_under_a_lease_that_ran_out() {
     let block = policy(WhenDead::Block);
     let rows = leased_rows();
-    let late = Settle::new(&block, [result(&["e3"], None)]).decide(ms(UNTIL + 1), &Rows::new(rows)).unwrap();
+    let late = Settle::new(&block, [result(&["e3"], None)])
+        .decide(ms(UNTIL + 1), &Rows::new(rows))
+        .unwrap();
     assert_eq!((late.outcome.confirmed, late.outcome.stale), (1, vec![]));
 }
 
@@ -584,7 +729,8 @@ fn settle_released() {
     }
 }
 
-/// Failed, rejected, unavailable: as the first event and behind one that was confirmed, for both policies.
+/// Failed, rejected, unavailable: as the first event and behind one that was confirmed, for both
+/// policies.
 #[test]
 fn settle_ended() {
     let reason = Reason::new("no such host");
@@ -609,7 +755,11 @@ fn settle_ended() {
                 let retried = OutboxRow { due: retry_at, ..failed.clone() };
                 let dead = OutboxRow { state: DeliveryState::Dead(NOW), ..failed };
                 // An outage counts against no event: neither a failure nor the start (F15).
-                let unavailable = OutboxRow { starts: starts + unsettled - 1, reason: Some(reason.clone()), ..before };
+                let unavailable = OutboxRow {
+                    starts: starts + unsettled - 1,
+                    reason: Some(reason.clone()),
+                    ..before
+                };
                 // Nor does it when a consumer asks to have it later (F9).
                 let again_at = NOW + policy.backoff(&name(id), 1);
                 let deferred = OutboxRow { due: again_at, ..unavailable.clone() };
@@ -632,11 +782,22 @@ fn settle_ended() {
                         (failed, dead.clone(), gone_on.clone(), is_dead.clone())
                     },
                     (Ending::Rejected(reason.clone()), dead, gone_on, is_dead),
-                    (Ending::Unavailable(reason.clone()), unavailable, freed(Some(due), done), is_released.clone()),
-                    (Ending::Deferred(reason.clone()), deferred, freed(Some(again_at.get()), done), is_released),
+                    (
+                        Ending::Unavailable(reason.clone()),
+                        unavailable,
+                        freed(Some(due), done),
+                        is_released.clone(),
+                    ),
+                    (
+                        Ending::Deferred(reason.clone()),
+                        deferred,
+                        freed(Some(again_at.get()), done),
+                        is_released,
+                    ),
                 ];
                 for (ending, event, lane_after, settled) in cases {
-                    let mut changes = vec![update(revision, outbox(id, event)), update(5, lane("a", lane_after))];
+                    let mut changes =
+                        vec![update(revision, outbox(id, event)), update(5, lane("a", lane_after))];
                     let mut settled = settled;
                     let mut named: &[&str] = &[];
                     if behind {
@@ -645,7 +806,11 @@ fn settle_ended() {
                         named = &["e3"];
                     }
                     let given = Settle::new(&policy, [result(named, Some((id, ending.clone())))]);
-                    assert_eq!(decide(given, &rows), writes(changes, settled), "{ending:?} {when_dead:?}");
+                    assert_eq!(
+                        decide(given, &rows),
+                        writes(changes, settled),
+                        "{ending:?} {when_dead:?}"
+                    );
                 }
             }
         }
@@ -675,21 +840,32 @@ fn settle_stale() {
             taken_over,
             "the lease 9 of lane \"a\" is not current: me has taken the lane since, with token 8",
         ),
-        (ended.clone(), token(8), Stale::Ended, "the lease 8 of lane \"a\" is not current: it was settled or released already"),
+        (
+            ended.clone(),
+            token(8),
+            Stale::Ended,
+            "the lease 8 of lane \"a\" is not current: it was settled or released already",
+        ),
         (
             ended,
             RunResult::released(lease_ref("a", 8)),
             Stale::Ended,
             "the lease 8 of lane \"a\" is not current: it was settled or released already",
         ),
-        (vec![], token(8), Stale::NoLane, "the lease 8 of lane \"a\" is not current: there is no such lane"),
+        (
+            vec![],
+            token(8),
+            Stale::NoLane,
+            "the lease 8 of lane \"a\" is not current: there is no such lane",
+        ),
         (
             leased_rows(),
             result(&["e4"], None),
             not_covered("e4"),
             "the lease 8 of lane \"a\" is not current: event e4 is not the next one that it covers",
         ),
-        // In another order, twice, beyond the lease, unknown, and the same for the event that ended it.
+        // In another order, twice, beyond the lease, unknown, and the same for the event that ended
+        // it.
         (leased_rows(), result(&["e3", "e5"], None), not_covered("e5"), ""),
         (leased_rows(), result(&["e3", "e3"], None), not_covered("e3"), ""),
         (leased_rows(), result(&["e3", "e4", "e5", "e6"], None), not_covered("e6"), ""),
@@ -707,12 +883,16 @@ fn settle_stale() {
     }
 }
 
-/// A stale run does not hold up the others; of two results for one lane the later is stale, unless the first was.
+/// A stale run does not hold up the others; of two results for one lane the later is stale, unless
+/// the first was.
 #[test]
 fn settle_several() {
     let block = policy(WhenDead::Block);
     let mut rows = leased_rows();
-    rows.push(stored(6, lane("b", LaneRow { lease: Some(lease("me", UNTIL, 3)), ..leased_lane(3) })));
+    rows.push(stored(
+        6,
+        lane("b", LaneRow { lease: Some(lease("me", UNTIL, 3)), ..leased_lane(3) }),
+    ));
     rows.push(stored(17, outbox("f3", pending("b", 3))));
     let b = RunResult { lease: lease_ref("b", 8), confirmed: vec![name("f3")], ended: None };
     let b_settled = [
@@ -721,11 +901,19 @@ fn settle_several() {
             17,
             outbox(
                 "f3",
-                OutboxRow { due: ms(100), ..OutboxRow { state: DeliveryState::Confirmed(NOW), starts: 1, ..pending("b", 3) } },
+                OutboxRow {
+                    due: ms(100),
+                    ..OutboxRow {
+                        state: DeliveryState::Confirmed(NOW),
+                        starts: 1,
+                        ..pending("b", 3)
+                    }
+                },
             ),
         ),
     ];
-    let a_settled = [update(5, lane("a", freed(Some(104), 3))), update(13, outbox("e3", confirmed(3, 3)))];
+    let a_settled =
+        [update(5, lane("a", freed(Some(104), 3))), update(13, outbox("e3", confirmed(3, 3)))];
     let stale = |key: &str, token, why| StaleLease { lease: lease_ref(key, token), why };
     let wrong = result(&["e5"], None);
     let not_covered = Stale::NotCovered { event: name("e5") };
@@ -734,13 +922,29 @@ fn settle_several() {
 
     for (results, a_counts, expected_stale) in [
         (vec![b.clone(), wrong.clone()], false, vec![stale("a", 8, not_covered.clone())]),
-        (vec![b.clone(), wrong.clone(), result(&["e3"], None)], true, vec![stale("a", 8, not_covered)]),
-        (vec![result(&["e3"], None), result(&["e3"], None), b.clone()], true, vec![stale("a", 8, Stale::Ended)]),
+        (
+            vec![b.clone(), wrong.clone(), result(&["e3"], None)],
+            true,
+            vec![stale("a", 8, not_covered)],
+        ),
+        (
+            vec![result(&["e3"], None), result(&["e3"], None), b.clone()],
+            true,
+            vec![stale("a", 8, Stale::Ended)],
+        ),
         (vec![result(&["e3"], None), wrong, b.clone()], true, vec![stale("a", 8, Stale::Ended)]),
-        (vec![last, b, none, result(&["e3"], None)], true, vec![stale("aa", 1, Stale::NoLane), stale("z", 1, Stale::NoLane)]),
+        (
+            vec![last, b, none, result(&["e3"], None)],
+            true,
+            vec![stale("aa", 1, Stale::NoLane), stale("z", 1, Stale::NoLane)],
+        ),
     ] {
         let changes = b_settled.iter().chain(a_settled.iter().filter(|_| a_counts)).cloned();
-        let settled = Settled { confirmed: 1 + usize::from(a_counts), stale: expected_stale, ..Settled::default() };
+        let settled = Settled {
+            confirmed: 1 + usize::from(a_counts),
+            stale: expected_stale,
+            ..Settled::default()
+        };
         assert_eq!(decide(Settle::new(&block, results), &rows), writes(changes, settled));
     }
 }
@@ -749,18 +953,30 @@ fn settle_several() {
 #[test]
 fn renew() {
     let rows = leased_rows();
-    let renew = |leases: &[LeaseRef], lasts: u64| Renew::new(leases.iter().cloned(), Duration::from_millis(lasts));
+    let renew = |leases: &[LeaseRef], lasts: u64| {
+        Renew::new(leases.iter().cloned(), Duration::from_millis(lasts))
+    };
     let a = lease_ref("a", 8);
     assert_eq!(
         renew(&[lease_ref("b", 1), a.clone(), a.clone()], 9).query(NOW),
         Query::Lanes(vec![(name("a"), 0), (name("b"), 0)])
     );
     // At most as long as it lasts already: nothing needs to be written.
-    for (lasts, until) in [(501, 1_501), (10_000, 11_000), (u64::MAX, u64::MAX), (500, UNTIL), (1, UNTIL), (0, UNTIL)] {
-        let row = LaneRow { starts: 2, due: Some(ms(until)), lease: Some(lease("me", until, 5)), ..leased_lane(5) };
+    for (lasts, until) in
+        [(501, 1_501), (10_000, 11_000), (u64::MAX, u64::MAX), (500, UNTIL), (1, UNTIL), (0, UNTIL)]
+    {
+        let row = LaneRow {
+            starts: 2,
+            due: Some(ms(until)),
+            lease: Some(lease("me", until, 5)),
+            ..leased_lane(5)
+        };
         let renewed = Renewed { leases: vec![(a.clone(), ms(until))], stale: vec![] };
         // Asked for twice it is renewed once.
-        assert_eq!(decide(renew(&[a.clone(), a.clone()], lasts), &rows), writes([update(5, lane("a", row))], renewed));
+        assert_eq!(
+            decide(renew(&[a.clone(), a.clone()], lasts), &rows),
+            writes([update(5, lane("a", row))], renewed)
+        );
     }
 
     let other = lease_ref("a", 7);
@@ -770,16 +986,25 @@ fn renew() {
         (&free[..], a.clone(), Stale::Ended),
         (&[][..], a.clone(), Stale::NoLane),
     ] {
-        let renewed = Renewed { leases: vec![], stale: vec![StaleLease { lease: lease.clone(), why }] };
+        let renewed =
+            Renewed { leases: vec![], stale: vec![StaleLease { lease: lease.clone(), why }] };
         assert_eq!(decide(renew(&[lease], 9), rows), writes_nothing(renewed));
     }
 
     // A stale one does not hold up the others.
-    let row = LaneRow { starts: 2, due: Some(ms(2_000)), lease: Some(lease("me", 2_000, 5)), ..leased_lane(5) };
+    let row = LaneRow {
+        starts: 2,
+        due: Some(ms(2_000)),
+        lease: Some(lease("me", 2_000, 5)),
+        ..leased_lane(5)
+    };
     let stale = |key: &str, token, why| StaleLease { lease: lease_ref(key, token), why };
     let renewed = Renewed {
         leases: vec![(a.clone(), ms(2_000))],
-        stale: vec![stale("a", 7, Stale::TakenOver { owner: name("me"), token: 8 }), stale("b", 1, Stale::NoLane)],
+        stale: vec![
+            stale("a", 7, Stale::TakenOver { owner: name("me"), token: 8 }),
+            stale("b", 1, Stale::NoLane),
+        ],
     };
     let given = renew(&[lease_ref("b", 1), a, lease_ref("a", 7)], 1_000);
     assert_eq!(decide(given, &rows), writes([update(5, lane("a", row))], renewed));
@@ -819,16 +1044,34 @@ fn receive() {
 
     let applied = |failures, effect| {
         let content = event.content_digest();
-        let row = InboxRow { content, at: NOW, state: InboxState::Applied, failures, reason: None, effect };
+        let row = InboxRow {
+            content,
+            at: NOW,
+            state: InboxState::Applied,
+            failures,
+            reason: None,
+            effect,
+        };
         Record::Inbox(name("c"), name("e"), row)
     };
     let with_effect = || receive().effect(text("points"));
     assert_eq!(decide(receive(), &[]), writes([insert(applied(0, false))], Received::Applied));
-    assert_eq!(decide(with_effect(), &[]), writes([insert(applied(0, true)), effect()], Received::Applied));
+    assert_eq!(
+        decide(with_effect(), &[]),
+        writes([insert(applied(0, true)), effect()], Received::Applied)
+    );
     let failing = [stored(3, inbox(InboxState::Failing, 2, &event))];
-    assert_eq!(decide(receive(), &failing), writes([update(3, applied(2, false))], Received::Applied));
-    assert_eq!(decide(with_effect(), &failing), writes([update(3, applied(2, true)), effect()], Received::Applied));
-    for (state, outcome) in [(InboxState::Applied, Received::Duplicate), (InboxState::Poisoned, Received::Poisoned)] {
+    assert_eq!(
+        decide(receive(), &failing),
+        writes([update(3, applied(2, false))], Received::Applied)
+    );
+    assert_eq!(
+        decide(with_effect(), &failing),
+        writes([update(3, applied(2, true)), effect()], Received::Applied)
+    );
+    for (state, outcome) in
+        [(InboxState::Applied, Received::Duplicate), (InboxState::Poisoned, Received::Poisoned)]
+    {
         let row = [stored(3, inbox(state, 2, &event))];
         assert_eq!(decide(receive(), &row), writes_nothing(outcome));
         assert_eq!(decide(with_effect(), &row), writes_nothing(outcome));
@@ -849,7 +1092,8 @@ fn receive() {
     }
     // What a broker may change on its way is no other content.
     let row = [stored(3, inbox(InboxState::Applied, 0, &event))];
-    let again = Event { time: ms(1), headers: Headers::new().with("h", "v").unwrap(), ..event.clone() };
+    let again =
+        Event { time: ms(1), headers: Headers::new().with("h", "v").unwrap(), ..event.clone() };
     assert_eq!(decide(Receive::new(name("c"), &again), &row), writes_nothing(Received::Duplicate));
 }
 
@@ -862,12 +1106,20 @@ fn receive_in_order() {
     assert_eq!(receive(place(20, 5, 4)).query(NOW), Query::rows(keys));
 
     let content = event.content_digest();
-    let row = InboxRow { content, at: NOW, state: InboxState::Applied, failures: 0, reason: None, effect: false };
+    let row = InboxRow {
+        content,
+        at: NOW,
+        state: InboxState::Applied,
+        failures: 0,
+        reason: None,
+        effect: false,
+    };
     let applied = insert(Record::Inbox(name("c"), name("e"), row));
-    let standing =
-        |there: Option<(u64, u64)>| there.map(|there| stored(6, position(there, ms(10)))).into_iter().collect::<Vec<_>>();
-    // Where the consumer stands, the place of the event, and where the consumer stands afterwards: each time the beginning of the
-    // count, and the sequence.
+    let standing = |there: Option<(u64, u64)>| {
+        there.map(|there| stored(6, position(there, ms(10)))).into_iter().collect::<Vec<_>>()
+    };
+    // Where the consumer stands, the place of the event, and where the consumer stands afterwards:
+    // each time the beginning of the count, and the sequence.
     for (there, at, moved) in [
         (None, place(20, 1, 0), Some((20, 1))),
         (None, place(20, 5, 0), Some((20, 5))),
@@ -878,15 +1130,22 @@ fn receive_in_order() {
         (Some((20, 9)), place(20, 5, 4), None),
         (Some((20, 9)), place(20, 1, 0), None),
         (Some((20, u64::MAX)), place(20, u64::MAX, u64::MAX), None),
-        // A sender that counts anew is followed, and what comes late of its earlier count waits for nothing.
+        // A sender that counts anew is followed, and what comes late of its earlier count waits for
+        // nothing.
         (Some((20, 9)), place(21, 1, 0), Some((21, 1))),
         (Some((21, 1)), place(21, 2, 1), Some((21, 2))),
         (Some((21, 1)), place(20, 12, 11), None),
     ] {
         let rows = standing(there);
-        let moves = moved.map(|to| position(to, NOW)).map(|to| if rows.is_empty() { insert(to) } else { update(6, to) });
+        let moves = moved
+            .map(|to| position(to, NOW))
+            .map(|to| if rows.is_empty() { insert(to) } else { update(6, to) });
         let changes = [applied.clone()].into_iter().chain(moves);
-        assert_eq!(decide(receive(at), &rows), writes(changes, Received::Applied), "{there:?} {at:?}");
+        assert_eq!(
+            decide(receive(at), &rows),
+            writes(changes, Received::Applied),
+            "{there:?} {at:?}"
+        );
     }
     for (there, at) in [
         (None, place(20, 2, 1)),
@@ -895,12 +1154,19 @@ fn receive_in_order() {
         // The first of the later count has not come.
         (Some((20, 9)), place(21, 2, 1)),
     ] {
-        assert_eq!(decide(receive(at), &standing(there)), writes_nothing(Received::WaitsFor(at.after)));
+        assert_eq!(
+            decide(receive(at), &standing(there)),
+            writes_nothing(Received::WaitsFor(at.after))
+        );
     }
-    // What is done waits too, and then moves the position to a place that a redrive gave it: those behind it wait for that place.
-    for (state, outcome) in [(InboxState::Applied, Received::Duplicate), (InboxState::Poisoned, Received::Poisoned)] {
+    // What is done waits too, and then moves the position to a place that a redrive gave it: those
+    // behind it wait for that place.
+    for (state, outcome) in
+        [(InboxState::Applied, Received::Duplicate), (InboxState::Poisoned, Received::Poisoned)]
+    {
         let decided = |there| {
-            let rows: Vec<Stored> = [stored(3, inbox(state, 2, &event))].into_iter().chain(standing(there)).collect();
+            let rows: Vec<Stored> =
+                [stored(3, inbox(state, 2, &event))].into_iter().chain(standing(there)).collect();
             decide(receive(place(20, 9, 8)), &rows)
         };
         assert_eq!(decided(None), writes_nothing(Received::WaitsFor(8)));
@@ -922,9 +1188,17 @@ fn record_effect() {
     for state in [InboxState::Applied, InboxState::Failing, InboxState::Poisoned] {
         for effect in [false, true] {
             let Record::Inbox(consumer, id, row) = inbox(state, 2, &event) else { unreachable!() };
-            let with = |effect| Record::Inbox(consumer.clone(), id.clone(), InboxRow { effect, ..row.clone() });
+            let with = |effect| {
+                Record::Inbox(consumer.clone(), id.clone(), InboxRow { effect, ..row.clone() })
+            };
             let expected = if state == InboxState::Applied && !effect {
-                writes([update(3, with(true)), insert(Record::Effect(name("c"), name("e"), text("points")))], ())
+                writes(
+                    [
+                        update(3, with(true)),
+                        insert(Record::Effect(name("c"), name("e"), text("points"))),
+                    ],
+                    (),
+                )
             } else {
                 writes_nothing(())
             };
@@ -940,18 +1214,29 @@ fn call_key() -> CallKey {
 }
 
 fn call(state: CallState, at: u64, starts: u32, note: Option<&str>) -> Record {
-    Record::Call(name("c"), name("e"), CallRow { state, at: ms(at), starts, note: note.map(Reason::new) })
+    Record::Call(
+        name("c"),
+        name("e"),
+        CallRow { state, at: ms(at), starts, note: note.map(Reason::new) },
+    )
 }
 
-const CALL_STATES: [CallState; 4] = [CallState::Intended, CallState::Started, CallState::Unknown, CallState::Done];
+const CALL_STATES: [CallState; 4] =
+    [CallState::Intended, CallState::Started, CallState::Unknown, CallState::Done];
 
 #[test]
 fn intend() {
     let intend = Intend::new(call_key());
     assert_eq!(intend.query(NOW), Query::rows([Key::Call(name("c"), name("e"))]));
-    assert_eq!(decide(intend.clone(), &[]), writes([insert(call(CallState::Intended, 1_000, 0, None))], true));
+    assert_eq!(
+        decide(intend.clone(), &[]),
+        writes([insert(call(CallState::Intended, 1_000, 0, None))], true)
+    );
     for state in CALL_STATES {
-        assert_eq!(decide(intend.clone(), &[stored(3, call(state, 10, 2, None))]), writes_nothing(false));
+        assert_eq!(
+            decide(intend.clone(), &[stored(3, call(state, 10, 2, None))]),
+            writes_nothing(false)
+        );
     }
 }
 
@@ -962,10 +1247,14 @@ fn start() {
         let start = Start::new(call_key(), Duration::from_millis(100), rule);
         assert_eq!(start.query(NOW), Query::rows([Key::Call(name("c"), name("e"))]));
         assert_eq!(decide(start.clone(), &[]), Err(CallRefused::NotIntended { key: call_key() }));
-        let again = writes([update(3, call(CallState::Started, 1_000, 3, Some("n")))], Started::Call(3));
+        let again =
+            writes([update(3, call(CallState::Started, 1_000, 3, Some("n")))], Started::Call(3));
         let from = |state, at| decide(start.clone(), &[stored(3, call(state, at, 2, Some("n")))]);
         assert_eq!(from(CallState::Intended, 10), again);
-        assert_eq!(from(CallState::Done, 10), writes_nothing(Started::Done(Some(Reason::new("n")))));
+        assert_eq!(
+            from(CallState::Done, 10),
+            writes_nothing(Started::Done(Some(Reason::new("n"))))
+        );
         // The end of the patience, and a clock that stepped back (F7).
         for at in [901, 1_000, 5_000] {
             assert_eq!(from(CallState::Started, at), writes_nothing(Started::UnderWay));
@@ -979,7 +1268,8 @@ fn start() {
                 continue;
             }
         };
-        let found = writes([update(3, call(CallState::Unknown, 1_000, 2, Some(unknown)))], outcome.clone());
+        let found =
+            writes([update(3, call(CallState::Unknown, 1_000, 2, Some(unknown)))], outcome.clone());
         assert_eq!(from(CallState::Started, 900), found);
         assert_eq!(from(CallState::Unknown, 1_000), writes_nothing(outcome));
     }
@@ -1000,17 +1290,33 @@ fn resolve() {
         let ended = writes([update(3, call(state, 1_000, 2, note))], ());
         assert_eq!(from(CallState::Started), ended);
         assert_eq!(from(CallState::Unknown), ended);
-        let done = if state == CallState::Done { writes_nothing(()) } else { Err(CallRefused::Done { key: call_key() }) };
+        let done = if state == CallState::Done {
+            writes_nothing(())
+        } else {
+            Err(CallRefused::Done { key: call_key() })
+        };
         assert_eq!(from(CallState::Done), done);
         // That it happened is believed as soon as it can have happened.
-        let not_started = Err(CallRefused::NotStarted { key: call_key(), state: CallState::Intended });
+        let not_started =
+            Err(CallRefused::NotStarted { key: call_key(), state: CallState::Intended });
         let happened = matches!(end, CallEnd::Done(_));
-        assert_eq!(from(CallState::Intended), if happened { ended.clone() } else { not_started.clone() });
-        assert_eq!(decide(resolve.clone(), &[stored(3, call(CallState::Intended, 10, 0, None))]), not_started);
+        assert_eq!(
+            from(CallState::Intended),
+            if happened { ended.clone() } else { not_started.clone() }
+        );
+        assert_eq!(
+            decide(resolve.clone(), &[stored(3, call(CallState::Intended, 10, 0, None))]),
+            not_started
+        );
         assert_eq!(decide(resolve.clone(), &[]), Err(CallRefused::NotIntended { key: call_key() }));
         for state in [CallState::Started, CallState::Unknown] {
             // Of the last start, and of one before it.
-            let of = |start| decide(resolve.clone().of_start(start), &[stored(3, call(state, 10, 2, Some("old")))]);
+            let of = |start| {
+                decide(
+                    resolve.clone().of_start(start),
+                    &[stored(3, call(state, 10, 2, Some("old")))],
+                )
+            };
             let again = Err(CallRefused::StartedAgain { key: call_key(), given: 1, last: 2 });
             assert_eq!(of(2), ended);
             assert_eq!(of(1), if happened { ended.clone() } else { again });
@@ -1019,7 +1325,12 @@ fn resolve() {
 }
 
 fn differs(received: &Event, given: &Event) -> ContentDiffers {
-    ContentDiffers { consumer: name("c"), event: name("e"), received: received.content_digest(), given: given.content_digest() }
+    ContentDiffers {
+        consumer: name("c"),
+        event: name("e"),
+        received: received.content_digest(),
+        given: given.content_digest(),
+    }
 }
 
 /// P5, F9, F11: a failure leaves no mark of being done, and is counted until the limit.
@@ -1042,21 +1353,36 @@ fn count_failure() {
     let (again, poisoned) = (FailureCounted::ComesAgain, FailureCounted::Poisoned);
     assert_eq!(decide(count(2), &[]), writes([insert(counted(InboxState::Failing, 1))], again));
     for limit in [0, 1] {
-        assert_eq!(decide(count(limit), &[]), writes([insert(counted(InboxState::Poisoned, 1))], poisoned));
+        assert_eq!(
+            decide(count(limit), &[]),
+            writes([insert(counted(InboxState::Poisoned, 1))], poisoned)
+        );
     }
     let failing = [stored(3, inbox(InboxState::Failing, 2, &event))];
-    assert_eq!(decide(count(4), &failing), writes([update(3, counted(InboxState::Failing, 3))], again));
+    assert_eq!(
+        decide(count(4), &failing),
+        writes([update(3, counted(InboxState::Failing, 3))], again)
+    );
     for limit in [3, 2, 0] {
-        assert_eq!(decide(count(limit), &failing), writes([update(3, counted(InboxState::Poisoned, 3))], poisoned));
+        assert_eq!(
+            decide(count(limit), &failing),
+            writes([update(3, counted(InboxState::Poisoned, 3))], poisoned)
+        );
     }
     for limit in [0, 9] {
         let row = |state| [stored(3, inbox(state, 2, &event))];
-        assert_eq!(decide(count(limit), &row(InboxState::Applied)), writes_nothing(FailureCounted::AppliedAlready));
+        assert_eq!(
+            decide(count(limit), &row(InboxState::Applied)),
+            writes_nothing(FailureCounted::AppliedAlready)
+        );
         assert_eq!(decide(count(limit), &row(InboxState::Poisoned)), writes_nothing(poisoned));
     }
     for other in other_contents() {
         for state in [InboxState::Applied, InboxState::Failing, InboxState::Poisoned] {
-            assert_eq!(decide(count(3), &[stored(3, inbox(state, 2, &other))]), Err(differs(&other, &event)));
+            assert_eq!(
+                decide(count(3), &[stored(3, inbox(state, 2, &other))]),
+                Err(differs(&other, &event))
+            );
         }
     }
 }
@@ -1071,13 +1397,16 @@ fn retry() {
     for state in [InboxState::Applied, InboxState::Failing] {
         assert_eq!(decide(retry(), &[stored(3, inbox(state, 2, &event))]), writes_nothing(false));
     }
-    let Record::Inbox(consumer, id, row) = inbox(InboxState::Poisoned, 2, &event) else { unreachable!() };
+    let Record::Inbox(consumer, id, row) = inbox(InboxState::Poisoned, 2, &event) else {
+        unreachable!()
+    };
     let again = InboxRow { at: NOW, state: InboxState::Failing, failures: 0, ..row };
     let expected = writes([update(3, Record::Inbox(consumer, id, again))], true);
     assert_eq!(decide(retry(), &[stored(3, inbox(InboxState::Poisoned, 2, &event))]), expected);
 }
 
-/// P4 at the receiver: a consumer waits for nothing before the place to which it skips, and never goes back.
+/// P4 at the receiver: a consumer waits for nothing before the place to which it skips, and never
+/// goes back.
 #[test]
 fn skip_to() {
     let skip = || SkipTo::new(name("c"), name("k"), place(20, 9, 5));
@@ -1093,15 +1422,20 @@ fn skip_to() {
     // The event that waited is next then.
     let waiting = Receive::new(name("c"), &event("e", "k")).in_order(name("k"), place(20, 9, 5));
     assert_eq!(decide(waiting.clone(), &[]).unwrap().outcome, Received::WaitsFor(5));
-    assert_eq!(decide(waiting, &[stored(1, position((20, 5), NOW))]).unwrap().outcome, Received::Applied);
+    assert_eq!(
+        decide(waiting, &[stored(1, position((20, 5), NOW))]).unwrap().outcome,
+        Received::Applied
+    );
 }
 
-/// In order, the position moves with an event that is set aside, and only then: the events behind it do not wait for it (F18).
+/// In order, the position moves with an event that is set aside, and only then: the events behind
+/// it do not wait for it (F18).
 #[test]
 fn count_failure_in_order() {
     let event = event("e", "k");
     let count = |limit, after| {
-        CountFailure::new(name("c"), &event, Reason::new("no stock"), limit).in_order(name("k"), place(20, 7, after))
+        CountFailure::new(name("c"), &event, Reason::new("no stock"), limit)
+            .in_order(name("k"), place(20, 7, after))
     };
     let key = [Key::Inbox(name("c"), name("e")), Key::Position(name("c"), name("k"))];
     assert_eq!(count(3, 5).query(NOW), Query::rows(key));
@@ -1110,10 +1444,15 @@ fn count_failure_in_order() {
         let found = batch.changes().iter().find(|change| matches!(change.key(), Key::Position(..)));
         found.cloned()
     };
-    for (there, after, to) in
-        [(None, 0, Some(7)), (None, 5, None), (Some(5), 5, Some(7)), (Some(6), 5, Some(7)), (Some(4), 5, None)]
-    {
-        let rows: Vec<Stored> = there.into_iter().map(|there| stored(2, position((20, there), ms(10)))).collect();
+    for (there, after, to) in [
+        (None, 0, Some(7)),
+        (None, 5, None),
+        (Some(5), 5, Some(7)),
+        (Some(6), 5, Some(7)),
+        (Some(4), 5, None),
+    ] {
+        let rows: Vec<Stored> =
+            there.into_iter().map(|there| stored(2, position((20, there), ms(10)))).collect();
         let expected = to.map(|to| match there {
             None => insert(position((20, to), NOW)),
             Some(_) => update(2, position((20, to), NOW)),
@@ -1125,7 +1464,8 @@ fn count_failure_in_order() {
 
 // All of them
 
-/// P1, P3, P5: a crash may undo what is then done again, and nothing else; a transition that is lent says the same.
+/// P1, P3, P5: a crash may undo what is then done again, and nothing else; a transition that is
+/// lent says the same.
 #[test]
 fn what_a_crash_may_undo() {
     let (two, event, policy) = (request("2"), event("e", "k"), policy(WhenDead::Block));
@@ -1173,11 +1513,24 @@ const EVENTS: &[&str] = &["o/1", "o/2", "e"];
 
 /// Rows that belong together, by their names; what they say is anything.
 fn related_rows() -> impl Strategy<Value = Vec<Record>> {
-    let outbox = (one_of(EVENTS), one_of::<OrderingKey>(LANES), 0..6_u64, times(), counts(), counts(), any::<bool>(), reasons());
-    let outbox = outbox.prop_map(|(id, lane, sequence, due, starts, failures, is_pending, reason)| {
-        let state = if is_pending { DeliveryState::Pending } else { DeliveryState::Dead(due) };
-        Record::Outbox(id, OutboxRow { lane, due, starts, failures, state, reason, ..pending("x", sequence) })
-    });
+    let outbox = (
+        one_of(EVENTS),
+        one_of::<OrderingKey>(LANES),
+        0..6_u64,
+        times(),
+        counts(),
+        counts(),
+        any::<bool>(),
+        reasons(),
+    );
+    let outbox =
+        outbox.prop_map(|(id, lane, sequence, due, starts, failures, is_pending, reason)| {
+            let state = if is_pending { DeliveryState::Pending } else { DeliveryState::Dead(due) };
+            Record::Outbox(
+                id,
+                OutboxRow { lane, due, starts, failures, state, reason, ..pending("x", sequence) },
+            )
+        });
     // Tokens and places that the operations below name, or the largest there are.
     let small = || prop_oneof![4 => 0..4_u64, 1 => Just(u64::MAX)];
     let lane = (one_of(LANES), lane_rows(), small(), small(), any::<bool>());
@@ -1185,21 +1538,25 @@ fn related_rows() -> impl Strategy<Value = Vec<Record>> {
         let lease = is_leased.then(|| lease("me", 700, through));
         Record::Lane(key, LaneRow { token, lease, ..row })
     });
-    let request_row = (any::<bool>(), any::<bool>())
-        .prop_map(|(same, is_placed)| bound(&request(if same { "2" } else { "3" }), is_placed.then(|| placed("o", &["o/1"]))));
+    let request_row = (any::<bool>(), any::<bool>()).prop_map(|(same, is_placed)| {
+        bound(&request(if same { "2" } else { "3" }), is_placed.then(|| placed("o", &["o/1"])))
+    });
     let inbox = (one_of(EVENTS), inbox_rows(), any::<bool>()).prop_map(|(id, row, same)| {
         let content = if same { event("e", "k").content_digest() } else { row.content };
         Record::Inbox(name("c"), id, InboxRow { content, ..row })
     });
     let rest = prop_oneof![
-        events().prop_flat_map(|event| one_of(EVENTS).prop_map(move |id| Record::Event(Event { id, ..event.clone() }))),
+        events()
+            .prop_flat_map(|event| one_of(EVENTS)
+                .prop_map(move |id| Record::Event(Event { id, ..event.clone() }))),
         Just(order_row(&request("2"))),
         (one_of(EVENTS), bodies()).prop_map(|(id, body)| Record::Effect(name("c"), id, body)),
         request_row,
         inbox,
         (one_of(EVENTS), call_rows()).prop_map(|(id, row)| Record::Call(name("c"), id, row)),
-        (numbers(), times(), times())
-            .prop_map(|(sequence, begun, at)| { Record::Position(name("c"), name("k"), PositionRow { begun, sequence, at }) }),
+        (numbers(), times(), times()).prop_map(|(sequence, begun, at)| {
+            Record::Position(name("c"), name("k"), PositionRow { begun, sequence, at })
+        }),
     ];
     let rows = prop::collection::vec(prop_oneof![4 => outbox, 4 => lane, 1 => rest], 0..10);
     rows.prop_map(|mut rows| {
@@ -1222,12 +1579,16 @@ fn results() -> impl Strategy<Value = Vec<RunResult>> {
         prop::collection::vec(one_of::<EventId>(EVENTS), 0..3),
         prop::option::of((one_of(EVENTS), ending)),
     );
-    let result =
-        result.prop_map(|(lane, token, confirmed, ended)| RunResult { lease: LeaseRef { lane, token }, confirmed, ended });
+    let result = result.prop_map(|(lane, token, confirmed, ended)| RunResult {
+        lease: LeaseRef { lane, token },
+        confirmed,
+        ended,
+    });
     prop::collection::vec(result, 0..4)
 }
 
-/// A transition is total and deterministic; its batch is sorted and names each key once. Gives the batch, if it is not refused.
+/// A transition is total and deterministic; its batch is sorted and names each key once. Gives the
+/// batch, if it is not refused.
 fn is_sound<T>(transition: &T, now: Millis, rows: &Rows) -> Result<Batch, TestCaseError>
 where
     T: Transition<Outcome: PartialEq + Debug, Refusal: PartialEq + Debug>,
@@ -1243,7 +1604,10 @@ where
 fn guards(batch: &Batch, rows: &Rows) -> Result<(), TestCaseError> {
     batch.changes().iter().try_for_each(|change| {
         let read = rows.as_slice().iter().find(|stored| stored.record.key() == change.key());
-        prop_assert_eq!(change.expect(), read.map_or(Expect::Absent, |stored| Expect::Revision(stored.revision)));
+        prop_assert_eq!(
+            change.expect(),
+            read.map_or(Expect::Absent, |stored| Expect::Revision(stored.revision))
+        );
         Ok(())
     })
 }

@@ -1,38 +1,46 @@
-//! What went wrong at consumers: marks without effects, keys without the consumer, deferred events, unknown types, calls to the
-//! outside (F6, F8, F9, F18, F22).
+//! What went wrong at consumers: marks without effects, keys without the consumer, deferred events,
+//! unknown types, calls to the outside (F6, F8, F9, F18, F22).
 
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use twobox::relay::{InProcess, Message, Relay};
-use twobox::transition::call::{CallEnd, CallKey, CallRefused, Intend, Resolve, Start, Started, WhenUnknown};
-use twobox::{CallState, Handled, Inbox, InboxState, Key, Load, Query, Reader, Reason, Receipt, Record, RunError, Stats, Store};
-
-use crate::support::{
-    Flaky, StoreFault, arrival, at, body, consumer, continuing, draft, dump, echo, effect, effects, handler, inbox_row, outbox,
-    place, run_until, settings, state,
+use twobox::transition::call::{
+    CallEnd, CallKey, CallRefused, Intend, Resolve, Start, Started, WhenUnknown,
+};
+use twobox::{
+    CallState, Handled, Inbox, InboxState, Key, Load, Query, Reader, Reason, Receipt, Record,
+    RunError, Stats, Store,
 };
 
-/// The receiver dies at every point of its transaction, and the event comes again: the effect is there once, and never without
-/// its mark, nor the mark without it (P5).
+use crate::support::{
+    Flaky, StoreFault, arrival, at, body, consumer, continuing, draft, dump, echo, effect, effects,
+    handler, inbox_row, outbox, place, run_until, settings, state,
+};
+
+/// The receiver dies at every point of its transaction, and the event comes again: the effect is
+/// there once, and never without its mark, nor the mark without it (P5).
 #[test]
 fn f06_effect_and_mark_are_one_commit() {
     on_each_store!(|store: S| {
         for (n, fault) in StoreFault::ALL.into_iter().enumerate() {
             let arrived = arrival(&format!("event-{n}"), "k");
             let failing = Flaky::new(store, [Some(fault)]);
-            let dies = Inbox::new(&failing, consumer("c")).receive(&arrived, at(0), echo::<Flaky<S>>);
+            let dies =
+                Inbox::new(&failing, consumer("c")).receive(&arrived, at(0), echo::<Flaky<S>>);
             assert!(dies.is_err());
             let took = fault == StoreFault::CommitTook;
             assert_eq!(effects(store), n + usize::from(took));
-            let again = Inbox::new(store, consumer("c")).receive(&arrived, at(1), echo::<S>).unwrap();
+            let again =
+                Inbox::new(store, consumer("c")).receive(&arrived, at(1), echo::<S>).unwrap();
             assert_eq!(again, if took { Receipt::Duplicate } else { Receipt::Applied });
             assert_eq!(effects(store), n + 1);
         }
     });
 }
 
-/// The handler dies after it has written: by an error, and by a panic. Nothing of what it wrote is there.
+/// The handler dies after it has written: by an error, and by a panic. Nothing of what it wrote is
+/// there.
 #[test]
 fn f06_a_handler_that_breaks_off_leaves_nothing() {
     on_each_store!(|store: S| {
@@ -40,8 +48,12 @@ fn f06_a_handler_that_breaks_off_leaves_nothing() {
         let arrived = arrival("event", "k");
         let inbox = Inbox::new(store, consumer("c"));
         let writes = |tx: &mut twobox::Writing<'_, S::Tx<'_>>| {
-            let _applied =
-                tx.run(twobox::Receive::new(consumer("side"), &other.event).effect(body("a row of the handler"))).unwrap();
+            let _applied = tx
+                .run(
+                    twobox::Receive::new(consumer("side"), &other.event)
+                        .effect(body("a row of the handler")),
+                )
+                .unwrap();
         };
         let failed = inbox.receive(&arrived, at(0), |tx, _| {
             writes(tx);
@@ -62,28 +74,35 @@ fn f06_a_handler_that_breaks_off_leaves_nothing() {
     });
 }
 
-/// One event of a batch fails at each place: the others are applied, it is not, and nothing is there twice.
+/// One event of a batch fails at each place: the others are applied, it is not, and nothing is
+/// there twice.
 #[test]
 fn f06_a_batch_is_applied_without_what_fails() {
     on_each_store!(|store: S| {
         for broken in 0..3 {
-            let messages: Vec<Message> = (0..3).map(|n| arrival(&format!("event-{broken}-{n}"), "k")).collect();
+            let messages: Vec<Message> =
+                (0..3).map(|n| arrival(&format!("event-{broken}-{n}"), "k")).collect();
             let inbox = Inbox::new(store, consumer("c"));
-            let handler = handler::<S, _>(|_, message| match message.event.id == messages[broken].event.id {
-                true => Err("no"),
-                false => Ok(Handled::Effect(body(""))),
-            });
+            let handler =
+                handler::<S, _>(|_, message| match message.event.id == messages[broken].event.id {
+                    true => Err("no"),
+                    false => Ok(Handled::Effect(body(""))),
+                });
             let before = effects(store);
             let receipts = inbox.receive_batch(&messages, at(0), handler).unwrap();
             for (n, receipt) in receipts.iter().enumerate() {
-                assert_eq!(*receipt, if n == broken { Receipt::Failed(Reason::new("no")) } else { Receipt::Applied });
+                assert_eq!(
+                    *receipt,
+                    if n == broken { Receipt::Failed(Reason::new("no")) } else { Receipt::Applied }
+                );
             }
             assert_eq!(effects(store), before + 2);
         }
     });
 }
 
-/// The key of the inbox is the consumer and the event: in one store, each consumer applies it once, whatever the others did.
+/// The key of the inbox is the consumer and the event: in one store, each consumer applies it once,
+/// whatever the others did.
 #[test]
 fn f08_each_consumer_has_its_own_copy() {
     on_each_store!(|store: S| {
@@ -92,45 +111,69 @@ fn f08_each_consumer_has_its_own_copy() {
         let consumers = ["loyalty", "mail", "loyalty/mail", "l"];
         for round in 0..3 {
             for name in consumers {
-                let receipt = Inbox::new(store, consumer(name)).in_order().receive(&arrived, at(round), echo::<S>).unwrap();
-                assert_eq!(receipt, if round == 0 { Receipt::Applied } else { Receipt::Duplicate }, "{name}");
+                let receipt = Inbox::new(store, consumer(name))
+                    .in_order()
+                    .receive(&arrived, at(round), echo::<S>)
+                    .unwrap();
+                assert_eq!(
+                    receipt,
+                    if round == 0 { Receipt::Applied } else { Receipt::Duplicate },
+                    "{name}"
+                );
             }
         }
         assert_eq!(effects(store), consumers.len());
         // One that fails does not keep the others from it, nor do they make it look done.
         let second = arrival("second", "k");
-        let fails = Inbox::new(store, consumer("mail")).receive(&second, at(4), |_, _| Err::<Handled, _>("no")).unwrap();
+        let fails = Inbox::new(store, consumer("mail"))
+            .receive(&second, at(4), |_, _| Err::<Handled, _>("no"))
+            .unwrap();
         assert!(matches!(fails, Receipt::Failed(_)));
-        assert_eq!(Inbox::new(store, consumer("loyalty")).receive(&second, at(5), echo::<S>).unwrap(), Receipt::Applied);
-        assert_eq!(Inbox::new(store, consumer("mail")).receive(&second, at(6), echo::<S>).unwrap(), Receipt::Applied);
+        assert_eq!(
+            Inbox::new(store, consumer("loyalty")).receive(&second, at(5), echo::<S>).unwrap(),
+            Receipt::Applied
+        );
+        assert_eq!(
+            Inbox::new(store, consumer("mail")).receive(&second, at(6), echo::<S>).unwrap(),
+            Receipt::Applied
+        );
     });
 }
 
-/// To defer is not to finish: nothing is written, and the redelivery is no duplicate. Alone, in a batch, and in order.
+/// To defer is not to finish: nothing is written, and the redelivery is no duplicate. Alone, in a
+/// batch, and in order.
 #[test]
 fn f09_deferring_leaves_no_mark() {
     on_each_store!(|store: S| {
         let inbox = Inbox::new(store, consumer("c")).in_order();
         let later = Reason::new("not now");
-        let messages: Vec<Message> = (0..3).map(|n| arrival(&format!("event-{n}"), &format!("k-{n}"))).collect();
+        let messages: Vec<Message> =
+            (0..3).map(|n| arrival(&format!("event-{n}"), &format!("k-{n}"))).collect();
         let mut defer = handler::<S, String>(|_, message| {
             let deferred = message.event.id == messages[1].event.id;
             Ok(if deferred { Handled::Defer(later.clone()) } else { Handled::Effect(body("")) })
         });
         let before = dump(store);
         for round in 0..3 {
-            assert_eq!(inbox.receive(&messages[1], at(round), &mut defer).unwrap(), Receipt::Deferred(later.clone()));
+            assert_eq!(
+                inbox.receive(&messages[1], at(round), &mut defer).unwrap(),
+                Receipt::Deferred(later.clone())
+            );
             assert_eq!(dump(store), before);
         }
         let receipts = inbox.receive_batch(&messages, at(5), &mut defer).unwrap();
-        assert_eq!(receipts, [Receipt::Applied, Receipt::Deferred(later.clone()), Receipt::Applied]);
+        assert_eq!(
+            receipts,
+            [Receipt::Applied, Receipt::Deferred(later.clone()), Receipt::Applied]
+        );
         assert_eq!(inbox_row(store, "c", &messages[1].event.id), None);
         assert_eq!(inbox.receive(&messages[1], at(6), echo::<S>).unwrap(), Receipt::Applied);
         assert_eq!(effects(store), 3);
     });
 }
 
-/// Through a relay: a deferred event is not confirmed, comes again by itself, and is applied in the end.
+/// Through a relay: a deferred event is not confirmed, comes again by itself, and is applied in the
+/// end.
 #[test]
 fn f09_a_deferred_event_comes_again() {
     on_each_store!(|store: S| {
@@ -139,7 +182,11 @@ fn f09_a_deferred_event_comes_again() {
         let mut calls = 0;
         let publisher = InProcess::new(Inbox::new(receiver, consumer("c")), |_, _| {
             calls += 1;
-            Ok::<_, String>(if calls < 40 { Handled::Defer(Reason::new("not now")) } else { Handled::Effect(body("")) })
+            Ok::<_, String>(if calls < 40 {
+                Handled::Defer(Reason::new("not now"))
+            } else {
+                Handled::Effect(body(""))
+            })
         });
         let mut relay = Relay::new(store, publisher, settings("relay"), at(0)).unwrap();
         relay.run_until_idle(at(0)).unwrap();
@@ -153,8 +200,9 @@ fn f09_a_deferred_event_comes_again() {
     });
 }
 
-/// A handler was renamed, and nobody takes the old type any more: its events are not confirmed as if they were done. They are
-/// tried again, are set aside in the end, and an operator sees which, of what type, and why (P3).
+/// A handler was renamed, and nobody takes the old type any more: its events are not confirmed as
+/// if they were done. They are tried again, are set aside in the end, and an operator sees which,
+/// of what type, and why (P3).
 #[test]
 fn f18_an_event_that_no_one_can_handle_stays_visible() {
     fn handle(message: &Message) -> Result<Handled, String> {
@@ -167,8 +215,12 @@ fn f18_an_event_that_no_one_can_handle_stays_visible() {
         // Whoever gives up first, the relay or the inbox.
         for (n, limit) in [3, 1_000].into_iter().enumerate() {
             let keys = [format!("k-{n}"), format!("other-{n}")];
-            let ids =
-                place(store, &format!("a-{n}"), [draft("order.renamed", &keys[0]), draft("order.created", &keys[1])], at(0));
+            let ids = place(
+                store,
+                &format!("a-{n}"),
+                [draft("order.renamed", &keys[0]), draft("order.created", &keys[1])],
+                at(0),
+            );
             let receiver = S::fresh();
             let inbox = Inbox::new(receiver, consumer("c")).max_failures(limit);
             let publisher = InProcess::new(inbox, |_, message| handle(message));
@@ -177,7 +229,10 @@ fn f18_an_event_that_no_one_can_handle_stays_visible() {
             // At once: visible as pending, with the reason.
             let stats = Stats::of(&mut store.view().unwrap(), at(0)).unwrap();
             assert_eq!(stats.by_type[&twobox::EventType::new("order.renamed").unwrap()].pending, 1);
-            assert_eq!(outbox(store, &ids[0]).reason.unwrap().as_str(), "there is no handler for order.renamed");
+            assert_eq!(
+                outbox(store, &ids[0]).reason.unwrap().as_str(),
+                "there is no handler for order.renamed"
+            );
             run_until(&mut relay, at(0), at(24 * 3_600_000));
             // In the end: in the hands of an operator, with the reason.
             let row = inbox_row(receiver, "c", &ids[0]).unwrap();
@@ -188,7 +243,10 @@ fn f18_an_event_that_no_one_can_handle_stays_visible() {
                 assert_eq!(row.state, InboxState::Failing);
                 assert_eq!(outbox(store, &ids[0]).state.name(), "dead");
                 let stats = Stats::of(&mut store.view().unwrap(), at(0)).unwrap();
-                assert_eq!(stats.by_type[&twobox::EventType::new("order.renamed").unwrap()].dead, 1);
+                assert_eq!(
+                    stats.by_type[&twobox::EventType::new("order.renamed").unwrap()].dead,
+                    1
+                );
             }
             assert_eq!(effect(receiver, "c", &ids[0]), None);
             assert_eq!((state(store, &ids[1]), effects(receiver)), ("confirmed", 1));
@@ -200,13 +258,19 @@ fn f18_an_event_that_no_one_can_handle_stays_visible() {
 #[test]
 fn f18_an_event_set_aside_does_not_hold_up_its_key() {
     on_each_store!(|store: S| {
-        let ids = place(store, "a", (0..4).map(|n| draft(if n == 1 { "bad" } else { "good" }, "k")), at(0));
+        let ids = place(
+            store,
+            "a",
+            (0..4).map(|n| draft(if n == 1 { "bad" } else { "good" }, "k")),
+            at(0),
+        );
         let receiver = S::fresh();
         let inbox = Inbox::new(receiver, consumer("c")).in_order().max_failures(2);
-        let publisher = InProcess::new(inbox, |_, message| match message.event.event_type.as_str() {
-            "bad" => Err("no"),
-            _ => Ok(Handled::Effect(body(""))),
-        });
+        let publisher =
+            InProcess::new(inbox, |_, message| match message.event.event_type.as_str() {
+                "bad" => Err("no"),
+                _ => Ok(Handled::Effect(body(""))),
+            });
         let mut relay = Relay::new(store, publisher, settings("relay"), at(0)).unwrap();
         run_until(&mut relay, at(0), at(3_600_000));
         assert_eq!(inbox_row(receiver, "c", &ids[1]).unwrap().state, InboxState::Poisoned);
@@ -217,7 +281,15 @@ fn f18_an_event_set_aside_does_not_hold_up_its_key() {
 
 fn call_row<S: Reader>(store: &S, call: &CallKey) -> twobox::CallRow {
     let key = Key::Call(call.consumer.clone(), call.event.clone());
-    match store.view().unwrap().load(&Query::rows([key])).unwrap().into_vec().pop().map(|stored| stored.record) {
+    match store
+        .view()
+        .unwrap()
+        .load(&Query::rows([key]))
+        .unwrap()
+        .into_vec()
+        .pop()
+        .map(|stored| stored.record)
+    {
         Some(Record::Call(_, _, row)) => row,
         other => panic!("{other:?}"),
     }
@@ -233,33 +305,47 @@ fn intend<S: Store>(store: &S, event: &str) -> CallKey {
         Ok::<_, String>(Handled::Done)
     });
     assert_eq!(received.unwrap(), Receipt::Applied);
-    let again = inbox.receive(&arrived, at(0), |_, _| -> Result<Handled, String> { panic!("a duplicate is not handled") });
+    let again = inbox.receive(&arrived, at(0), |_, _| -> Result<Handled, String> {
+        panic!("a duplicate is not handled")
+    });
     assert_eq!(again.unwrap(), Receipt::Duplicate);
     call
 }
 
-/// The program dies between the start of a payment and its end: nobody knows whether it happened. What is done then is the rule that
-/// the user chose: never a silent repetition, never a silent success.
+/// The program dies between the start of a payment and its end: nobody knows whether it happened.
+/// What is done then is the rule that the user chose: never a silent repetition, never a silent
+/// success.
 #[test]
 fn f22_an_unknown_outcome_is_resolved_by_the_chosen_rule() {
     const PATIENCE: Duration = Duration::from_secs(60);
     on_each_store!(|store: S| {
-        for (rule, then) in
-            [(WhenUnknown::Repeat, Started::Call(2)), (WhenUnknown::Ask, Started::Ask), (WhenUnknown::Wait, Started::Wait)]
-        {
+        for (rule, then) in [
+            (WhenUnknown::Repeat, Started::Call(2)),
+            (WhenUnknown::Ask, Started::Ask),
+            (WhenUnknown::Wait, Started::Wait),
+        ] {
             let call = intend(store, &format!("{rule:?}"));
             let start = |now| store.run(Start::new(call.clone(), PATIENCE, rule), at(now)).unwrap();
             assert_eq!(start(0), Started::Call(1));
-            // Here it dies. Within the patience it may still be under way, and nobody else makes it.
+            // Here it dies. Within the patience it may still be under way, and nobody else makes
+            // it.
             for now in [0, 1, 59_999] {
                 assert_eq!(start(now), Started::UnderWay, "{rule:?}");
             }
             // Also if the clock has stepped back.
-            assert_eq!(store.run(Start::new(call.clone(), PATIENCE, rule), twobox::Millis::new(0)).unwrap(), Started::UnderWay);
+            assert_eq!(
+                store
+                    .run(Start::new(call.clone(), PATIENCE, rule), twobox::Millis::new(0))
+                    .unwrap(),
+                Started::UnderWay
+            );
             assert_eq!(start(60_000), then);
             match rule {
                 WhenUnknown::Repeat => {
-                    assert_eq!((call_row(store, &call).state, call_row(store, &call).starts), (CallState::Started, 2));
+                    assert_eq!(
+                        (call_row(store, &call).state, call_row(store, &call).starts),
+                        (CallState::Started, 2)
+                    );
                     assert_eq!(start(60_001), Started::UnderWay);
                 }
                 WhenUnknown::Ask | WhenUnknown::Wait => {
@@ -272,13 +358,20 @@ fn f22_an_unknown_outcome_is_resolved_by_the_chosen_rule() {
                     }
                 }
             }
-            // It turns out that it did not happen: it is made once more. Then it turns out that it did: never again.
+            // It turns out that it did not happen: it is made once more. Then it turns out that it
+            // did: never again.
             let resolve = |end, now| store.run(Resolve::new(call.clone(), end), at(now));
-            resolve(CallEnd::NotDone(Reason::new("the bank has no such transfer")), 20_000_000).unwrap();
+            resolve(CallEnd::NotDone(Reason::new("the bank has no such transfer")), 20_000_000)
+                .unwrap();
             let Started::Call(last) = start(20_000_000) else { panic!("it is made") };
-            // The answer of an earlier start comes late: it says nothing of the one that is under way.
-            let late = Resolve::new(call.clone(), CallEnd::NotDone(Reason::new("refused"))).of_start(last - 1);
-            assert!(matches!(store.run(late, at(20_000_000)), Err(RunError::Refused(CallRefused::StartedAgain { .. }))));
+            // The answer of an earlier start comes late: it says nothing of the one that is under
+            // way.
+            let late = Resolve::new(call.clone(), CallEnd::NotDone(Reason::new("refused")))
+                .of_start(last - 1);
+            assert!(matches!(
+                store.run(late, at(20_000_000)),
+                Err(RunError::Refused(CallRefused::StartedAgain { .. }))
+            ));
             assert_eq!(call_row(store, &call).state, CallState::Started);
             resolve(CallEnd::Done(Some(Reason::new("receipt 7"))), 20_000_001).unwrap();
             for now in [20_000_002, 90_000_000] {
@@ -290,8 +383,9 @@ fn f22_an_unknown_outcome_is_resolved_by_the_chosen_rule() {
     });
 }
 
-/// The store fails at every point of the start and of the end: the call is made only after its start is known to be committed,
-/// and a call whose end was not recorded is unknown, not done and not open.
+/// The store fails at every point of the start and of the end: the call is made only after its
+/// start is known to be committed, and a call whose end was not recorded is unknown, not done and
+/// not open.
 #[test]
 fn f22_a_crash_around_the_call() {
     on_each_store!(|store: S| {
@@ -304,7 +398,15 @@ fn f22_a_crash_around_the_call() {
             let next = store.run(start(), at(60_000)).unwrap();
             assert_eq!(next, if took { Started::Wait } else { Started::Call(1) });
             if took {
-                store.run(Resolve::new(call.clone(), CallEnd::NotDone(Reason::new("it was not made"))), at(60_000)).unwrap();
+                store
+                    .run(
+                        Resolve::new(
+                            call.clone(),
+                            CallEnd::NotDone(Reason::new("it was not made")),
+                        ),
+                        at(60_000),
+                    )
+                    .unwrap();
                 assert_eq!(store.run(start(), at(60_000)).unwrap(), Started::Call(2));
             }
             // Around the end.

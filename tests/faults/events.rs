@@ -6,18 +6,19 @@ use proptest::prelude::*;
 use twobox::relay::{InProcess, Published, Relay};
 use twobox::transition::call::{CallEnd, CallKey, CallRefused, Resolve, Start, WhenUnknown};
 use twobox::{
-    Applied, Body, Cancel, CommitOrder, Discard, Draft, Ending, EventId, EventType, Handled, Inbox, Invalid, LeaseRef, Load,
-    NotDone, OrderId, OrderingKey, Reason, Receipt, Redrive, Register, Renew, Request, RunError, RunResult, Settle, Stale,
-    Tables, Transition,
+    Applied, Body, Cancel, CommitOrder, Discard, Draft, Ending, EventId, EventType, Handled, Inbox,
+    Invalid, LeaseRef, Load, NotDone, OrderId, OrderingKey, Reason, Receipt, Redrive, Register,
+    Renew, Request, RunError, RunResult, Settle, Stale, Tables, Transition,
 };
 
 use crate::support::{
-    Backend, Script, at, body, consumer, draft, dump, echo, effect, effects, message, name, outbox, permutations, place, request,
-    settings, window,
+    Backend, Script, at, body, consumer, draft, dump, echo, effect, effects, message, name, outbox,
+    permutations, place, request, settings, window,
 };
 
-/// Numbers are given in one order and committed in another, and a relay looks after each commit: each event is delivered,
-/// once, whatever was seen before it. All orders of four requests over two keys.
+/// Numbers are given in one order and committed in another, and a relay looks after each commit:
+/// each event is delivered, once, whatever was seen before it. All orders of four requests over two
+/// keys.
 #[test]
 fn f01_a_late_commit_of_a_lower_number_is_delivered() {
     on_each_store!(|store: S| {
@@ -34,7 +35,10 @@ fn f01_a_late_commit_of_a_lower_number_is_delivered() {
                 let key = format!("key-{}", number % 2);
                 expected.extend(place(store, &id(number), [draft("t", &key)], at(0)));
                 let mut script = Script::new(|_, _| Published::Confirmed);
-                Relay::new(store, &mut script, settings("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
+                Relay::new(store, &mut script, settings("relay"), at(0))
+                    .unwrap()
+                    .run_until_idle(at(0))
+                    .unwrap();
                 sent.extend(script.sent().into_iter().map(|message| message.event.id.clone()));
             }
         }
@@ -42,7 +46,8 @@ fn f01_a_late_commit_of_a_lower_number_is_delivered() {
     });
 }
 
-/// An event that is due later stands before others of its key, which wait (P4); in another key nobody waits for it.
+/// An event that is due later stands before others of its key, which wait (P4); in another key
+/// nobody waits for it.
 #[test]
 fn f01_a_lower_number_that_is_due_later_is_not_passed_over() {
     on_each_store!(|store: S| {
@@ -57,8 +62,9 @@ fn f01_a_lower_number_that_is_due_later_is_not_passed_over() {
     });
 }
 
-/// Two commits that were decided on the same state of a key cannot both take: the later one meets the guard of the lane, and
-/// runs again with the next number. So no number is given before the commit that uses it.
+/// Two commits that were decided on the same state of a key cannot both take: the later one meets
+/// the guard of the lane, and runs again with the next number. So no number is given before the
+/// commit that uses it.
 #[test]
 fn f01_a_number_is_given_under_the_guard_of_its_lane() {
     on_each_store!(|store: S| {
@@ -85,7 +91,8 @@ fn f01_a_number_is_given_under_the_guard_of_its_lane() {
     });
 }
 
-/// Whoever names something that is not there is told so, in every operation there is; nobody takes "no row" for success.
+/// Whoever names something that is not there is told so, in every operation there is; nobody takes
+/// "no row" for success.
 #[test]
 fn f17_to_change_nothing_is_an_error() {
     on_each_store!(|store: S| {
@@ -101,22 +108,32 @@ fn f17_to_change_nothing_is_an_error() {
             store.run(Discard::new([ghost.clone()], reason()).unwrap(), at(1)).unwrap(),
         ];
         for operated in operated {
-            assert_eq!((operated.done, operated.refused), (vec![], vec![(ghost.clone(), NotDone::NoEvent)]));
+            assert_eq!(
+                (operated.done, operated.refused),
+                (vec![], vec![(ghost.clone(), NotDone::NoEvent)])
+            );
         }
 
         let lease = |lane: &str| LeaseRef { lane: name(lane), token: 1 };
         let results = [
             RunResult { lease: lease("ghost"), confirmed: vec![id.clone()], ended: None },
-            RunResult { lease: lease("k"), confirmed: vec![], ended: Some((id.clone(), Ending::Rejected(reason()))) },
+            RunResult {
+                lease: lease("k"),
+                confirmed: vec![],
+                ended: Some((id.clone(), Ending::Rejected(reason()))),
+            },
         ];
         let settled = store.run(Settle::new(&policy, results), at(1)).unwrap();
         let why: Vec<&Stale> = settled.stale.iter().map(|stale| &stale.why).collect();
         assert_eq!((settled.confirmed, why), (0, vec![&Stale::NoLane, &Stale::Ended]));
-        let renewed = store.run(Renew::new([lease("ghost"), lease("k")], Duration::from_secs(30)), at(1)).unwrap();
+        let renewed = store
+            .run(Renew::new([lease("ghost"), lease("k")], Duration::from_secs(30)), at(1))
+            .unwrap();
         assert_eq!((renewed.leases.len(), renewed.stale.len()), (0, 2));
 
         let call = CallKey { consumer: consumer("c"), event: ghost };
-        let started = store.run(Start::new(call.clone(), Duration::ZERO, WhenUnknown::Repeat), at(1));
+        let started =
+            store.run(Start::new(call.clone(), Duration::ZERO, WhenUnknown::Repeat), at(1));
         assert!(matches!(started, Err(RunError::Refused(CallRefused::NotIntended { .. }))));
         let resolved = store.run(Resolve::new(call, CallEnd::Done(None)), at(1));
         assert!(matches!(resolved, Err(RunError::Refused(CallRefused::NotIntended { .. }))));
@@ -124,14 +141,22 @@ fn f17_to_change_nothing_is_an_error() {
     });
 }
 
-/// An event under a lease is settled by its id, in its place: another id is refused, and the lease stays as it was.
+/// An event under a lease is settled by its id, in its place: another id is refused, and the lease
+/// stays as it was.
 #[test]
 fn f17_an_event_is_known_by_its_id_and_place() {
     on_each_store!(|store: S| {
         let ids = place(store, "a", [draft("t", "k"), draft("t", "k"), draft("t", "other")], at(0));
         let relay = settings("relay");
-        let claim = twobox::Claim::new(&relay.policy, relay.owner.clone(), relay.lease, 10).unwrap();
-        let run = store.run(claim, at(0)).unwrap().runs.into_iter().find(|run| run.lease.lane == name("k")).unwrap();
+        let claim =
+            twobox::Claim::new(&relay.policy, relay.owner.clone(), relay.lease, 10).unwrap();
+        let run = store
+            .run(claim, at(0))
+            .unwrap()
+            .runs
+            .into_iter()
+            .find(|run| run.lease.lane == name("k"))
+            .unwrap();
         let settle = |confirmed: &[&EventId]| {
             let confirmed = confirmed.iter().map(|id| (*id).clone()).collect();
             let result = RunResult { lease: run.lease.clone(), confirmed, ended: None };
@@ -139,7 +164,9 @@ fn f17_an_event_is_known_by_its_id_and_place() {
         };
         let before = dump(store);
         // The second one first, one of another lane, one twice, one that is not there.
-        for wrong in [&[&ids[1]][..], &[&ids[2]], &[&ids[0], &ids[0]], &[&ids[0], &ids[1], &name("ghost")]] {
+        for wrong in
+            [&[&ids[1]][..], &[&ids[2]], &[&ids[0], &ids[0]], &[&ids[0], &ids[1], &name("ghost")]]
+        {
             let settled = settle(wrong);
             assert_eq!(settled.confirmed, 0);
             assert!(matches!(settled.stale[0].why, Stale::NotCovered { .. }));
@@ -149,13 +176,18 @@ fn f17_an_event_is_known_by_its_id_and_place() {
     });
 }
 
-/// Two events with the same bytes are two; one that comes again with its bytes in another form is refused, and nothing of it is lost.
+/// Two events with the same bytes are two; one that comes again with its bytes in another form is
+/// refused, and nothing of it is lost.
 #[test]
 fn f17_the_payload_is_not_the_identity() {
     on_each_store!(|store: S| {
         let ids = place(store, "a", [draft("t", "k"), draft("t", "k")], at(0));
         let inbox = Inbox::new(store, consumer("c"));
-        let receive = |message: &_| inbox.receive(message, at(1), |_, _| Ok::<_, String>(Handled::Effect(body("")))).unwrap();
+        let receive = |message: &_| {
+            inbox
+                .receive(message, at(1), |_, _| Ok::<_, String>(Handled::Effect(body(""))))
+                .unwrap()
+        };
         for id in &ids {
             assert_eq!(receive(&message(store, id)), Receipt::Applied);
         }
@@ -177,14 +209,18 @@ fn f19_any_bytes_survive() {
         let ids = place(store, "a", drafts, at(0));
         let receiver = S::fresh();
         let publisher = InProcess::new(Inbox::new(receiver, consumer("c")), echo::<S>);
-        Relay::new(store, publisher, settings("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
+        Relay::new(store, publisher, settings("relay"), at(0))
+            .unwrap()
+            .run_until_idle(at(0))
+            .unwrap();
         for (id, bytes) in ids.iter().zip(bodies) {
             assert_eq!(effect(receiver, "c", id).unwrap().bytes(), bytes);
         }
     });
 }
 
-/// What a store could not keep is refused before it gets there, and the error says what was wrong with which field.
+/// What a store could not keep is refused before it gets there, and the error says what was wrong
+/// with which field.
 #[test]
 fn f19_names_are_checked_at_the_door() {
     for bad in ["\0", "a\0b", "line\nbreak", "\u{7f}", "\u{85}"] {
@@ -209,7 +245,8 @@ fn f19_names_are_checked_at_the_door() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a name is allowed to be, each store finds it again and keeps it apart from its neighbours.
+    /// Whatever a name is allowed to be, each store finds it again and keeps it apart from its
+    /// neighbours.
     #[test]
     fn f19_any_name_that_is_allowed_is_kept(names in prop::collection::btree_set("[ -~é€\u{10000}\u{10ffff}]{1,20}", 2..6)) {
         fn check<S: Backend>(names: &std::collections::BTreeSet<String>) {

@@ -1,18 +1,22 @@
-//! What went wrong when somebody tidied up: finished rows overwritten, marks forgotten too early, the wrong rows purged
-//! (F5, F10, F16).
+//! What went wrong when somebody tidied up: finished rows overwritten, marks forgotten too early,
+//! the wrong rows purged (F5, F10, F16).
 
 use core::num::NonZeroU16;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
 use twobox::{
-    Applied, Batch, CallRow, CallState, Cancel, Change, Checked, Claim, DeliveryPolicy, DeliveryState, Discard, Ending, EventId,
-    Expect, Fingerprint, Handled, Inbox, InboxRow, InboxState, Key, LaneRow, Lease, Load, Millis, NotDone, OrderRow, OutboxRow,
-    Placed, PositionRow, Purge, Reader, Reason, Receipt, Record, Redrive, RequestKey, RequestRow, Retention, RunResult, Settle,
-    Store, Table, Tables, Transaction, Transition, WhenDead, dead_letters, purge_all, redrive_all,
+    Applied, Batch, CallRow, CallState, Cancel, Change, Checked, Claim, DeliveryPolicy,
+    DeliveryState, Discard, Ending, EventId, Expect, Fingerprint, Handled, Inbox, InboxRow,
+    InboxState, Key, LaneRow, Lease, Load, Millis, NotDone, OrderRow, OutboxRow, Placed,
+    PositionRow, Purge, Reader, Reason, Receipt, Record, Redrive, RequestKey, RequestRow,
+    Retention, RunResult, Settle, Store, Table, Tables, Transaction, Transition, WhenDead,
+    dead_letters, purge_all, redrive_all,
 };
 
-use crate::support::{Backend, at, body, consumer, draft, dump, effects, message, name, outbox, place, state, window};
+use crate::support::{
+    Backend, at, body, consumer, draft, dump, effects, message, name, outbox, place, state, window,
+};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -38,8 +42,8 @@ fn apply<S: Store>(store: &S, batch: &Batch) -> Applied {
     applied
 }
 
-/// Whoever has read an event before it was confirmed, and writes afterwards, loses: in every operation that writes delivery
-/// state. The confirmed row stays.
+/// Whoever has read an event before it was confirmed, and writes afterwards, loses: in every
+/// operation that writes delivery state. The confirmed row stays.
 #[test]
 fn f05_a_rescuer_loses_to_the_finished_row() {
     on_each_store!(|store: S| {
@@ -53,23 +57,36 @@ fn f05_a_rescuer_loses_to_the_finished_row() {
             let lane = format!("k {rescuer}");
             let id = place(store, rescuer, [draft("t", &lane)], at(0)).remove(0);
             // What the rescuer decides before the event is leased, or while it is.
-            let early = decided(store, &Cancel::new([id.clone()], Reason::new("rescued")).unwrap(), at(0));
+            let early =
+                decided(store, &Cancel::new([id.clone()], Reason::new("rescued")).unwrap(), at(0));
             let run = store.run(claim(&policy, "worker"), at(0)).unwrap().runs.remove(0);
             let stale = match rescuer {
                 "claim after the lease" => decided(store, &claim(&policy, "rescuer"), at(60_000)),
-                "settle" => decided(store, &Settle::new(&policy, [rejected(&id, &run.lease)]), at(1)),
-                "release" => decided(store, &Settle::new(&policy, [RunResult::released(run.lease.clone())]), at(1)),
+                "settle" => {
+                    decided(store, &Settle::new(&policy, [rejected(&id, &run.lease)]), at(1))
+                }
+                "release" => decided(
+                    store,
+                    &Settle::new(&policy, [RunResult::released(run.lease.clone())]),
+                    at(1),
+                ),
                 _ => early,
             };
             assert!(!stale.is_empty());
-            let confirmed = RunResult { lease: run.lease, confirmed: vec![id.clone()], ended: None };
+            let confirmed =
+                RunResult { lease: run.lease, confirmed: vec![id.clone()], ended: None };
             assert_eq!(store.run(Settle::new(&policy, [confirmed]), at(2)).unwrap().confirmed, 1);
             let finished = dump(store);
             assert!(matches!(apply(store, &stale), Applied::Conflict(_)), "{rescuer}");
             assert_eq!(dump(store), finished, "{rescuer}");
             // Asked again on what is there, it sees that there is nothing to rescue.
-            let cancelled = store.run(Cancel::new([id.clone()], Reason::new("rescued")).unwrap(), at(3)).unwrap();
-            assert!(matches!(cancelled.refused[..], [(_, NotDone::State { state: DeliveryState::Confirmed(_), .. })]));
+            let cancelled = store
+                .run(Cancel::new([id.clone()], Reason::new("rescued")).unwrap(), at(3))
+                .unwrap();
+            assert!(matches!(
+                cancelled.refused[..],
+                [(_, NotDone::State { state: DeliveryState::Confirmed(_), .. })]
+            ));
         }
     });
 }
@@ -82,18 +99,30 @@ fn f05_of_two_operators_one_loses() {
         for winner in ["redrive", "discard"] {
             let id = place(store, winner, [draft("t", winner)], at(0)).remove(0);
             let run = store.run(claim(&policy, "worker"), at(0)).unwrap().runs.remove(0);
-            let dead =
-                RunResult { lease: run.lease, confirmed: vec![], ended: Some((id.clone(), Ending::Rejected(Reason::new("no")))) };
-            assert_eq!(store.run(Settle::new(&policy, [dead]), at(1)).unwrap().dead, std::slice::from_ref(&id));
+            let dead = RunResult {
+                lease: run.lease,
+                confirmed: vec![],
+                ended: Some((id.clone(), Ending::Rejected(Reason::new("no")))),
+            };
+            assert_eq!(
+                store.run(Settle::new(&policy, [dead]), at(1)).unwrap().dead,
+                std::slice::from_ref(&id)
+            );
             let redrive = Redrive::new([id.clone()], window()).unwrap();
             let discard = Discard::new([id.clone()], Reason::new("given up")).unwrap();
-            let (first, second) = (decided(store, &redrive, at(2)), decided(store, &discard, at(2)));
-            let (first, second, end) =
-                if winner == "redrive" { (first, second, "pending") } else { (second, first, "discarded") };
+            let (first, second) =
+                (decided(store, &redrive, at(2)), decided(store, &discard, at(2)));
+            let (first, second, end) = if winner == "redrive" {
+                (first, second, "pending")
+            } else {
+                (second, first, "discarded")
+            };
             assert_eq!(apply(store, &first), Applied::Written);
             assert!(matches!(apply(store, &second), Applied::Conflict(_)));
             assert_eq!(state(store, &id), end);
-            let done = store.run(Cancel::new([id], Reason::new("end of the round")).unwrap(), at(3)).unwrap();
+            let done = store
+                .run(Cancel::new([id], Reason::new("end of the round")).unwrap(), at(3))
+                .unwrap();
             assert_eq!(done.done.len(), usize::from(winner == "redrive"));
         }
     });
@@ -108,7 +137,11 @@ fn f10_a_window_that_is_too_short_is_refused() {
     assert!(with(needed).checked(&policy).is_ok());
     for inbox in [Duration::ZERO, Duration::from_secs(1), needed - Duration::from_millis(1)] {
         let refused = with(inbox).checked(&policy).unwrap_err().to_string();
-        assert!(refused.contains("retention of the inbox") && refused.contains(&needed.as_secs().to_string()), "{refused}");
+        assert!(
+            refused.contains("retention of the inbox")
+                && refused.contains(&needed.as_secs().to_string()),
+            "{refused}"
+        );
     }
     // The other way round: retrying for longer needs a longer memory.
     let patient = DeliveryPolicy {
@@ -118,13 +151,15 @@ fn f10_a_window_that_is_too_short_is_refused() {
         ..DeliveryPolicy::default()
     };
     assert!(Retention::default().checked(&patient.checked().unwrap()).is_err());
-    // What is redriven at the end of the window may be retried for as long as any: it is still known then.
+    // What is redriven at the end of the window may be retried for as long as any: it is still
+    // known then.
     let kept = Retention::default().checked(&policy).unwrap();
     assert_eq!(kept.redrive_window(&policy).get() + policy.longest_retry(), kept.inbox);
 }
 
-/// The confirmation was lost, the event is dead although it was applied, and an operator redrives it at every age: within the window
-/// it is a duplicate, past the window it is refused, and only a forced redrive applies it again, as it says.
+/// The confirmation was lost, the event is dead although it was applied, and an operator redrives
+/// it at every age: within the window it is a duplicate, past the window it is refused, and only a
+/// forced redrive applies it again, as it says.
 #[test]
 fn f10_a_redrive_past_the_window_is_refused_or_forced() {
     on_each_store!(|store: S| {
@@ -133,11 +168,20 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
         let within = kept.redrive_window(&policy);
         let window = within.get();
         let secs = Duration::from_secs;
-        let ages =
-            [secs(0), secs(3600), window - secs(1), window, window + secs(1), kept.inbox, kept.inbox + secs(1), kept.inbox * 2];
+        let ages = [
+            secs(0),
+            secs(3600),
+            window - secs(1),
+            window,
+            window + secs(1),
+            kept.inbox,
+            kept.inbox + secs(1),
+            kept.inbox * 2,
+        ];
         for (n, age) in ages.into_iter().enumerate() {
             let receiver = S::fresh();
-            let id = place(store, &format!("event-{n}"), [draft("t", &format!("k-{n}"))], at(0)).remove(0);
+            let id = place(store, &format!("event-{n}"), [draft("t", &format!("k-{n}"))], at(0))
+                .remove(0);
             let run = store.run(claim(&policy, "worker"), at(0)).unwrap().runs.remove(0);
             let inbox = Inbox::new(receiver, consumer("c"));
             let mut times = 0;
@@ -149,8 +193,11 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
                 (received.unwrap(), times)
             };
             assert_eq!(deliver(at(0)), (Receipt::Applied, 1));
-            let dead =
-                RunResult { lease: run.lease, confirmed: vec![], ended: Some((id.clone(), Ending::Rejected(Reason::new("no")))) };
+            let dead = RunResult {
+                lease: run.lease,
+                confirmed: vec![],
+                ended: Some((id.clone(), Ending::Rejected(Reason::new("no")))),
+            };
             let _ = store.run(Settle::new(&policy, [dead]), at(0)).unwrap();
 
             let now = at(0) + age;
@@ -161,7 +208,8 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
             let operated = store.run(&redrive, now).unwrap();
             if age < window {
                 assert_eq!(operated.done, std::slice::from_ref(&id));
-                // However late the redelivery comes, as long as it may be retried, it is known again.
+                // However late the redelivery comes, as long as it may be retried, it is known
+                // again.
                 let last = now + policy.longest_retry();
                 purge_all(receiver, &kept, page, last).unwrap();
                 assert_eq!(deliver(last), (Receipt::Duplicate, 1), "{age:?}");
@@ -170,12 +218,17 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
                 assert_eq!(*refused, NotDone::PastWindow { age, window });
                 assert!(refused.to_string().contains("force"));
                 assert_eq!(state(store, &id), "dead");
-                assert_eq!(store.run(redrive.force(), now).unwrap().done, std::slice::from_ref(&id));
+                assert_eq!(
+                    store.run(redrive.force(), now).unwrap().done,
+                    std::slice::from_ref(&id)
+                );
                 let forgotten = age > kept.inbox;
                 assert_eq!(deliver(now).0 == Receipt::Applied, forgotten, "{age:?}");
             }
             assert_eq!(effects(receiver), 1);
-            let _ = store.run(Cancel::new([id], Reason::new("end of the round")).unwrap(), now).unwrap();
+            let _ = store
+                .run(Cancel::new([id], Reason::new("end of the round")).unwrap(), now)
+                .unwrap();
         }
     });
 }
@@ -184,7 +237,12 @@ fn f10_a_redrive_past_the_window_is_refused_or_forced() {
 fn kept() -> Checked<Retention> {
     let secs = Duration::from_secs;
     // Retried for 80 s at most.
-    let policy = DeliveryPolicy { backoff_cap: secs(10), max_failures: 7, max_starts: 8, ..DeliveryPolicy::default() };
+    let policy = DeliveryPolicy {
+        backoff_cap: secs(10),
+        max_failures: 7,
+        max_starts: 8,
+        ..DeliveryPolicy::default()
+    };
     let kept = Retention {
         events: secs(100),
         inbox: secs(200),
@@ -195,14 +253,19 @@ fn kept() -> Checked<Retention> {
     kept.checked(&policy.checked().unwrap()).unwrap()
 }
 
-/// One row for every state of every table, which it reached at `then`, and how long it is kept; `None` for ever.
+/// One row for every state of every table, which it reached at `then`, and how long it is kept;
+/// `None` for ever.
 fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
     let kept = kept();
     let mut rows: Vec<(Record, Option<Duration>)> = Vec::new();
     let id = |what: &str| format!("{tag} {what}");
 
     let request = |what: &str| RequestKey::new("scope", id(what)).unwrap();
-    let row = |placed| RequestRow { fingerprint: Fingerprint::of_bytes(b""), registered_at: then, placed };
+    let row = |placed| RequestRow {
+        fingerprint: Fingerprint::of_bytes(b""),
+        registered_at: then,
+        placed,
+    };
     let placed = Placed { order: name("gone"), events: vec![name("gone/1")], at: then };
     rows.push((Record::Request(request("open"), row(None)), None));
     rows.push((Record::Request(request("placed"), row(Some(placed))), Some(kept.requests)));
@@ -258,7 +321,11 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
     for (what, row, age) in [
         ("idle", idle.clone(), Some(kept.events)),
         ("due", LaneRow { due: Some(then), ..idle.clone() }, None),
-        ("due in a year", LaneRow { due: Some(then + Duration::from_secs(31_536_000)), ..idle.clone() }, None),
+        (
+            "due in a year",
+            LaneRow { due: Some(then + Duration::from_secs(31_536_000)), ..idle.clone() },
+            None,
+        ),
         ("leased", LaneRow { due: Some(then), lease: Some(lease), ..idle.clone() }, None),
         ("blocked", LaneRow { blocked_by: Some(name("dead")), ..idle }, None),
     ] {
@@ -272,35 +339,55 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
         ("poisoned", InboxState::Poisoned, false, None),
     ] {
         let event = name::<EventId>(&id(what));
-        let row = InboxRow { content: twobox::Digest([0; 32]), at: then, state, failures: 0, reason: None, effect };
+        let row = InboxRow {
+            content: twobox::Digest([0; 32]),
+            at: then,
+            state,
+            failures: 0,
+            reason: None,
+            effect,
+        };
         rows.push((Record::Inbox(consumer("c"), event.clone(), row), age));
         if effect {
             rows.push((Record::Effect(consumer("c"), event, body("")), age));
         }
     }
     rows.push((
-        Record::Position(consumer("c"), name(&id("k")), PositionRow { begun: then, sequence: 1, at: then }),
+        Record::Position(
+            consumer("c"),
+            name(&id("k")),
+            PositionRow { begun: then, sequence: 1, at: then },
+        ),
         kept.positions,
     ));
-    for (state, age) in
-        [(CallState::Intended, None), (CallState::Started, None), (CallState::Unknown, None), (CallState::Done, Some(kept.inbox))]
-    {
+    for (state, age) in [
+        (CallState::Intended, None),
+        (CallState::Started, None),
+        (CallState::Unknown, None),
+        (CallState::Done, Some(kept.inbox)),
+    ] {
         rows.push((
-            Record::Call(consumer("c"), name(&id(state.name())), CallRow { state, at: then, starts: 1, note: None }),
+            Record::Call(
+                consumer("c"),
+                name(&id(state.name())),
+                CallRow { state, at: then, starts: 1, note: None },
+            ),
             age,
         ));
     }
     rows
 }
 
-/// A store that holds every state of every table, at every age: what goes is what is finished and past its retention, and nothing
-/// else; in pages of any size, at any time, and twice (P7).
+/// A store that holds every state of every table, at every age: what goes is what is finished and
+/// past its retention, and nothing else; in pages of any size, at any time, and twice (P7).
 #[test]
 fn f16_purge_takes_what_is_finished_and_past_its_retention() {
     let edges = [0, 1, 100, 200, 300, 400, 500, 10_000];
     let ages: Vec<Duration> = edges
         .into_iter()
-        .flat_map(|secs| [Duration::from_secs(secs), Duration::from_secs(secs) + Duration::from_millis(1)])
+        .flat_map(|secs| {
+            [Duration::from_secs(secs), Duration::from_secs(secs) + Duration::from_millis(1)]
+        })
         .collect();
     let now = at(100_000_000);
     let mut rows: Vec<(Record, bool)> = Vec::new();
@@ -318,7 +405,10 @@ fn f16_purge_takes_what_is_finished_and_past_its_retention() {
         ($store:ty) => {
             for page in pages {
                 let store = <$store as Backend>::fresh();
-                let inserts = rows.iter().map(|(record, _)| Change::Put { expect: Expect::Absent, record: record.clone() });
+                let inserts = rows.iter().map(|(record, _)| Change::Put {
+                    expect: Expect::Absent,
+                    record: record.clone(),
+                });
                 assert_eq!(apply(store, &Batch::of(inserts.collect()).unwrap()), Applied::Written);
                 let page = NonZeroU16::new(page).unwrap();
                 let before: Vec<Record> = dump(store).records().to_vec();
@@ -327,11 +417,14 @@ fn f16_purge_takes_what_is_finished_and_past_its_retention() {
                 assert_eq!(dump(store).records(), before);
 
                 let removed = purge_all(store, &kept(), page, now).unwrap();
-                let goes: BTreeMap<Key, bool> = rows.iter().map(|(record, goes)| (record.key(), *goes)).collect();
-                let stays: Vec<&Record> = before.iter().filter(|record| !goes[&record.key()]).collect();
+                let goes: BTreeMap<Key, bool> =
+                    rows.iter().map(|(record, goes)| (record.key(), *goes)).collect();
+                let stays: Vec<&Record> =
+                    before.iter().filter(|record| !goes[&record.key()]).collect();
                 let after = dump(store);
                 assert!(after.records().iter().eq(stays.iter().copied()), "page {page}:\n{after}");
-                let along = |record: &Record| matches!(record, Record::Event(_) | Record::Effect(..));
+                let along =
+                    |record: &Record| matches!(record, Record::Event(_) | Record::Effect(..));
                 let counted = rows.iter().filter(|(record, goes)| *goes && !along(record)).count();
                 assert_eq!(removed, counted);
                 assert_eq!(purge_all(store, &kept(), page, now).unwrap(), 0);
@@ -344,7 +437,8 @@ fn f16_purge_takes_what_is_finished_and_past_its_retention() {
     assert!(!Purge::TABLES.contains(&Table::Events) && !Purge::TABLES.contains(&Table::Effects));
 }
 
-/// What is left of a lane after a purge delivers on: a redriven event of a lane that is gone, and new events in it.
+/// What is left of a lane after a purge delivers on: a redriven event of a lane that is gone, and
+/// new events in it.
 #[test]
 fn f16_a_lane_with_a_dead_event_goes_on_after_a_purge() {
     on_each_store!(|store: S| {
@@ -354,7 +448,9 @@ fn f16_a_lane_with_a_dead_event_goes_on_after_a_purge() {
             let run = store.run(claim(&policy, "worker"), now).unwrap().runs.remove(0);
             let confirmed = confirmed.iter().map(|id| (*id).clone()).collect();
             let ended = dead.map(|id| (id.clone(), Ending::Rejected(Reason::new("no"))));
-            let settled = store.run(Settle::new(&policy, [RunResult { lease: run.lease, confirmed, ended }]), now).unwrap();
+            let settled = store
+                .run(Settle::new(&policy, [RunResult { lease: run.lease, confirmed, ended }]), now)
+                .unwrap();
             assert!(settled.stale.is_empty());
         };
         settle(at(0), &[], Some(&ids[0]));
@@ -365,7 +461,9 @@ fn f16_a_lane_with_a_dead_event_goes_on_after_a_purge() {
         assert_eq!(dump(store).count(Table::Lanes), 0);
         assert_eq!((dump(store).count(Table::Outbox), state(store, &ids[0])), (1, "dead"));
         let new = place(store, "b", [draft("t", "k")], later).remove(0);
-        let redriven = store.run(Redrive::new([ids[0].clone()], kept.redrive_window(&policy)).unwrap(), later).unwrap();
+        let redriven = store
+            .run(Redrive::new([ids[0].clone()], kept.redrive_window(&policy)).unwrap(), later)
+            .unwrap();
         assert_eq!(redriven.done, [ids[0].clone()]);
         assert!(outbox(store, &new).sequence < outbox(store, &ids[0]).sequence);
         settle(later, &[&new, &ids[0]], None);
@@ -378,7 +476,9 @@ fn f16_a_lane_with_a_dead_event_goes_on_after_a_purge() {
 fn p3_dead_letters_are_listed_and_redriven_by_type() {
     on_each_store!(|store: S| {
         let policy = policy();
-        let many = |event_type: &'static str, n: usize| (0..n).map(move |n| draft(event_type, &format!("{event_type}-{n}")));
+        let many = |event_type: &'static str, n: usize| {
+            (0..n).map(move |n| draft(event_type, &format!("{event_type}-{n}")))
+        };
         let renamed = place(store, "a", many("renamed", 256), at(0));
         let oversize = place(store, "b", many("oversize", 60), at(0));
         let reject_all = |now| {

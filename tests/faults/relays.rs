@@ -1,18 +1,21 @@
-//! What went wrong with relays: order, leases, counters, clocks, outages, stopping (F2, F3, F4, F7, F11 to F15, F20).
+//! What went wrong with relays: order, leases, counters, clocks, outages, stopping (F2, F3, F4, F7,
+//! F11 to F15, F20).
 
 use core::time::Duration;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use twobox::relay::{Action, InProcess, Message, Published, Publisher, Relay, RelayMachine, Ticket, run_exchange};
+use twobox::relay::{
+    Action, InProcess, Message, Published, Publisher, Relay, RelayMachine, Ticket, run_exchange,
+};
 use twobox::{
-    Checked, Claim, DeliveryPolicy, EventId, Inbox, LeaseRef, Millis, OrderingKey, Reason, Receipt, Renew, RunResult, Settle,
-    Stale, Stats, WhenDead,
+    Checked, Claim, DeliveryPolicy, EventId, Inbox, LeaseRef, Millis, OrderingKey, Reason, Receipt,
+    Renew, RunResult, Settle, Stale, Stats, WhenDead,
 };
 
 use crate::support::{
-    Flaky, Script, StoreFault, arrival, at, consumer, continuing, draft, dump, echo, effects, lane, name, outbox, pending,
-    permutations, place, run_until, settings, state, states, window,
+    Flaky, Script, StoreFault, arrival, at, consumer, continuing, draft, dump, echo, effects, lane,
+    name, outbox, pending, permutations, place, run_until, settings, state, states, window,
 };
 
 fn reason(text: &str) -> Reason {
@@ -20,7 +23,9 @@ fn reason(text: &str) -> Reason {
 }
 
 /// What each key's events were, in the order in which they were published first.
-fn first_publishes<'a>(sent: impl IntoIterator<Item = &'a Message>) -> BTreeMap<OrderingKey, Vec<u64>> {
+fn first_publishes<'a>(
+    sent: impl IntoIterator<Item = &'a Message>,
+) -> BTreeMap<OrderingKey, Vec<u64>> {
     let mut lanes: BTreeMap<OrderingKey, Vec<u64>> = BTreeMap::new();
     for message in sent {
         let lane = lanes.entry(message.event.ordering_key.clone()).or_default();
@@ -31,7 +36,8 @@ fn first_publishes<'a>(sent: impl IntoIterator<Item = &'a Message>) -> BTreeMap<
     lanes
 }
 
-/// Within a key strictly one after the other, as committed, whatever fails; the keys beside each other (P4).
+/// Within a key strictly one after the other, as committed, whatever fails; the keys beside each
+/// other (P4).
 #[test]
 fn f02_one_key_in_order_other_keys_in_parallel() {
     on_each_store!(|store: S| {
@@ -44,12 +50,18 @@ fn f02_one_key_in_order_other_keys_in_parallel() {
         let mut confirmed: BTreeMap<OrderingKey, u64> = BTreeMap::new();
         let mut script = Script::new(|message, _| {
             let last = confirmed.entry(message.event.ordering_key.clone()).or_default();
-            assert_eq!(message.place.sequence, *last + 1, "the one before it is confirmed, and it was not");
+            assert_eq!(
+                message.place.sequence,
+                *last + 1,
+                "the one before it is confirmed, and it was not"
+            );
             let tries = tries.entry(message.event.id.clone()).or_default();
             *tries += 1;
             match message.event.ordering_key.as_str() {
                 "b" if *tries == 1 => Published::Failed(reason("no")),
-                "c" if message.place.sequence % 3 == 0 && *tries <= 2 => Published::Failed(reason("no")),
+                "c" if message.place.sequence % 3 == 0 && *tries <= 2 => {
+                    Published::Failed(reason("no"))
+                }
                 _ => {
                     *last += 1;
                     Published::Confirmed
@@ -61,34 +73,58 @@ fn f02_one_key_in_order_other_keys_in_parallel() {
         drop(relay);
         assert_eq!(states(store), [("confirmed", 40)]);
         for batch in &script.batches {
-            let keys: BTreeSet<&OrderingKey> = batch.iter().map(|(_, message)| &message.event.ordering_key).collect();
+            let keys: BTreeSet<&OrderingKey> =
+                batch.iter().map(|(_, message)| &message.event.ordering_key).collect();
             assert_eq!(keys.len(), batch.len(), "two events of one key at the same time");
         }
-        assert!(script.batches.iter().any(|batch| batch.len() == keys.len()), "keys are published in parallel");
+        assert!(
+            script.batches.iter().any(|batch| batch.len() == keys.len()),
+            "keys are published in parallel"
+        );
     });
 }
 
-/// At a consumer that asks for order: whatever order the broker makes of them, and although some of the key were cancelled, dead, or
-/// redriven to its end, events are applied as they were published, and none waits for one that will not come.
+/// At a consumer that asks for order: whatever order the broker makes of them, and although some of
+/// the key were cancelled, dead, or redriven to its end, events are applied as they were published,
+/// and none waits for one that will not come.
 #[test]
 fn f02_a_consumer_that_asks_for_order_gets_it() {
     on_each_store!(|store: S| {
-        let ids = place(store, "a", (0..6).map(|n| draft(if n == 3 { "oversize" } else { "t" }, "k")), at(0));
-        let cancelled = store.run(twobox::Cancel::new([ids[1].clone()], reason("changed my mind")).unwrap(), at(0)).unwrap();
+        let ids = place(
+            store,
+            "a",
+            (0..6).map(|n| draft(if n == 3 { "oversize" } else { "t" }, "k")),
+            at(0),
+        );
+        let cancelled = store
+            .run(twobox::Cancel::new([ids[1].clone()], reason("changed my mind")).unwrap(), at(0))
+            .unwrap();
         assert_eq!(cancelled.done.len(), 1);
         let mut rejects = true;
         let mut script = Script::new(|message, _| match message.event.event_type.as_str() {
-            "oversize" if std::mem::take(&mut rejects) => Published::Rejected(reason("larger than 1 MiB")),
+            "oversize" if std::mem::take(&mut rejects) => {
+                Published::Rejected(reason("larger than 1 MiB"))
+            }
             _ => Published::Confirmed,
         });
-        Relay::new(store, &mut script, continuing("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
-        let redriven = store.run(twobox::Redrive::new([ids[3].clone()], window()).unwrap(), at(0)).unwrap();
+        Relay::new(store, &mut script, continuing("relay"), at(0))
+            .unwrap()
+            .run_until_idle(at(0))
+            .unwrap();
+        let redriven =
+            store.run(twobox::Redrive::new([ids[3].clone()], window()).unwrap(), at(0)).unwrap();
         assert_eq!(redriven.done.len(), 1);
-        Relay::new(store, &mut script, continuing("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
+        Relay::new(store, &mut script, continuing("relay"), at(0))
+            .unwrap()
+            .run_until_idle(at(0))
+            .unwrap();
         // What was rejected never arrived.
         let sent = script.sent().into_iter().filter(|message| message.place.sequence != 4);
         let sent: Vec<Message> = sent.cloned().collect();
-        assert_eq!(sent.iter().map(|message| message.place.sequence).collect::<Vec<_>>(), [1, 3, 5, 6, 7]);
+        assert_eq!(
+            sent.iter().map(|message| message.place.sequence).collect::<Vec<_>>(),
+            [1, 3, 5, 6, 7]
+        );
 
         for (n, arrivals) in permutations(sent.len()).into_iter().enumerate() {
             let receiver = Inbox::new(store, consumer(&format!("c-{n}"))).in_order();
@@ -99,7 +135,10 @@ fn f02_a_consumer_that_asks_for_order_gets_it() {
                         Receipt::Applied => applied.push(message.place.sequence),
                         Receipt::WaitsFor(before) => assert!(!applied.contains(&before)),
                         Receipt::Duplicate => {}
-                        other @ (Receipt::Deferred(_) | Receipt::Failed(_) | Receipt::Poisoned | Receipt::Refused(_)) => {
+                        other @ (Receipt::Deferred(_)
+                        | Receipt::Failed(_)
+                        | Receipt::Poisoned
+                        | Receipt::Refused(_)) => {
                             panic!("{other:?}")
                         }
                     }
@@ -110,7 +149,8 @@ fn f02_a_consumer_that_asks_for_order_gets_it() {
     });
 }
 
-/// One publish takes as long as a third of the lease, and a run has many: the lease is renewed in time, and nobody else gets the lane.
+/// One publish takes as long as a third of the lease, and a run has many: the lease is renewed in
+/// time, and nobody else gets the lane.
 #[test]
 fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
     on_each_store!(|store: S| {
@@ -123,14 +163,19 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
         for _ in 0..1_000 {
             match machine.poll_action() {
                 Some(Action::Exchange(exchange)) => {
-                    let (settled, claimed) = run_exchange(store, machine.settings(), now, exchange).unwrap();
+                    let (settled, claimed) =
+                        run_exchange(store, machine.settings(), now, exchange).unwrap();
                     assert!(settled.iter().all(|settled| settled.stale.is_empty()));
                     machine.handle_exchanged(now, settled.as_ref(), claimed);
                 }
                 Some(Action::Renew(leases)) => {
                     renewals += 1;
-                    assert!(lane(store, "k").lease.unwrap().until > now, "renewed before it ran out");
-                    let renewed = store.run(Renew::new(leases, machine.settings().lease), now).unwrap();
+                    assert!(
+                        lane(store, "k").lease.unwrap().until > now,
+                        "renewed before it ran out"
+                    );
+                    let renewed =
+                        store.run(Renew::new(leases, machine.settings().lease), now).unwrap();
                     machine.handle_renewed(now, &renewed);
                 }
                 Some(Action::Publish(tickets)) => {
@@ -144,7 +189,8 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
                     now = machine.poll_timeout().into_iter().chain(ends).min().unwrap();
                     machine.handle_timeout(now);
                     // All the while others look for work and find none.
-                    let rival = Claim::new(&policy, name("rival"), Duration::from_secs(30), 10).unwrap();
+                    let rival =
+                        Claim::new(&policy, name("rival"), Duration::from_secs(30), 10).unwrap();
                     assert!(store.run(rival, now).unwrap().runs.is_empty());
                     if let Some((ticket, _)) = under_way.take_if(|(_, ends)| *ends <= now) {
                         published.push(ticket.delivery.place.sequence);
@@ -159,38 +205,60 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
     });
 }
 
-/// A relay sleeps through its lease and another one takes over: what the sleeper settles or renews afterwards changes nothing, and it
-/// is told who has taken the lane (P6).
+/// A relay sleeps through its lease and another one takes over: what the sleeper settles or renews
+/// afterwards changes nothing, and it is told who has taken the lane (P6).
 #[test]
 fn f03_a_stale_holder_is_refused_and_told() {
     on_each_store!(|store: S| {
         let ids = place(store, "a", [draft("t", "k"), draft("t", "k")], at(0));
         let policy = Checked::<DeliveryPolicy>::default();
-        let claim = |owner: &str| Claim::new(&policy, name(owner), Duration::from_secs(30), 10).unwrap();
+        let claim =
+            |owner: &str| Claim::new(&policy, name(owner), Duration::from_secs(30), 10).unwrap();
         let sleeper = store.run(claim("sleeper"), at(0)).unwrap().runs.remove(0);
         assert!(store.run(claim("rival"), at(29_999)).unwrap().runs.is_empty());
         let rival = store.run(claim("rival"), at(30_000)).unwrap().runs.remove(0);
         // An event that was started and not settled is tried alone.
-        assert_eq!((sleeper.deliveries.len(), rival.deliveries.len(), rival.deliveries[0].attempt), (2, 1, 2));
+        assert_eq!(
+            (sleeper.deliveries.len(), rival.deliveries.len(), rival.deliveries[0].attempt),
+            (2, 1, 2)
+        );
 
-        let done = |lease: &LeaseRef, ids: &[EventId]| RunResult { lease: lease.clone(), confirmed: ids.to_vec(), ended: None };
+        let done = |lease: &LeaseRef, ids: &[EventId]| RunResult {
+            lease: lease.clone(),
+            confirmed: ids.to_vec(),
+            ended: None,
+        };
         let before = dump(store);
-        let settled = store.run(Settle::new(&policy, [done(&sleeper.lease, &ids)]), at(30_001)).unwrap();
+        let settled =
+            store.run(Settle::new(&policy, [done(&sleeper.lease, &ids)]), at(30_001)).unwrap();
         assert_eq!((settled.confirmed, settled.stale.len()), (0, 1));
-        assert_eq!(settled.stale[0].why, Stale::TakenOver { owner: name("rival"), token: rival.lease.token });
+        assert_eq!(
+            settled.stale[0].why,
+            Stale::TakenOver { owner: name("rival"), token: rival.lease.token }
+        );
         assert!(settled.stale[0].to_string().contains("rival has taken the lane"));
-        let renewed = store.run(Renew::new([sleeper.lease.clone()], Duration::from_secs(30)), at(30_001)).unwrap();
+        let renewed = store
+            .run(Renew::new([sleeper.lease.clone()], Duration::from_secs(30)), at(30_001))
+            .unwrap();
         assert_eq!((renewed.leases.len(), renewed.stale.len()), (0, 1));
         assert_eq!(dump(store), before);
 
-        assert_eq!(store.run(Settle::new(&policy, [done(&rival.lease, &ids[..1])]), at(30_002)).unwrap().confirmed, 1);
-        let late = store.run(Settle::new(&policy, [done(&sleeper.lease, &ids)]), at(30_003)).unwrap();
+        assert_eq!(
+            store
+                .run(Settle::new(&policy, [done(&rival.lease, &ids[..1])]), at(30_002))
+                .unwrap()
+                .confirmed,
+            1
+        );
+        let late =
+            store.run(Settle::new(&policy, [done(&sleeper.lease, &ids)]), at(30_003)).unwrap();
         assert_eq!(late.stale[0].why, Stale::Ended);
         assert_eq!(states(store), [("confirmed", 1), ("pending", 1)]);
     });
 }
 
-/// A publisher with a message that brings the process down: whatever is published from then on is never answered.
+/// A publisher with a message that brings the process down: whatever is published from then on is
+/// never answered.
 struct Killer<'k> {
     killer: &'k EventId,
     killed: &'k Cell<bool>,
@@ -208,8 +276,9 @@ impl Publisher for Killer<'_> {
     }
 }
 
-/// An event kills the process each time it is published, without an answer. It is dead after the limit of starts, and says so;
-/// what was claimed together with it, in its lane or in others, is delivered and never dies for it.
+/// An event kills the process each time it is published, without an answer. It is dead after the
+/// limit of starts, and says so; what was claimed together with it, in its lane or in others, is
+/// delivered and never dies for it.
 #[test]
 fn f04_an_event_that_kills_the_process_is_dead_and_no_other() {
     on_each_store!(|store: S| {
@@ -220,14 +289,22 @@ fn f04_an_event_that_kills_the_process_is_dead_and_no_other() {
             // In the lane in the middle, at each place of the run.
             let killer = ids[16 + killer_at].clone();
             let mut delivered = Vec::new();
-            let policy =
-                DeliveryPolicy { max_failures: 3, max_starts: 6, when_dead: WhenDead::Continue, ..DeliveryPolicy::default() };
+            let policy = DeliveryPolicy {
+                max_failures: 3,
+                max_starts: 6,
+                when_dead: WhenDead::Continue,
+                ..DeliveryPolicy::default()
+            };
             let policy = policy.checked().unwrap();
             let (mut now, mut deaths) = (at(0), 0);
             for life in 0..200 {
-                let settings = twobox::relay::RelaySettings { policy: policy.clone(), ..settings(&format!("relay-{life}")) };
+                let settings = twobox::relay::RelaySettings {
+                    policy: policy.clone(),
+                    ..settings(&format!("relay-{life}"))
+                };
                 let killed = Cell::new(false);
-                let publisher = Killer { killer: &killer, killed: &killed, delivered: &mut delivered };
+                let publisher =
+                    Killer { killer: &killer, killed: &killed, delivered: &mut delivered };
                 let mut relay = Relay::new(store, publisher, settings, now).unwrap();
                 for _ in 0..10_000 {
                     let stepped = relay.step(now).unwrap();
@@ -261,20 +338,26 @@ fn f04_an_event_that_kills_the_process_is_dead_and_no_other() {
     });
 }
 
-/// The clock steps back by an hour at each moment of a delivery: the relay goes on, and neither waits for the clock to catch up nor
-/// thinks that its leases last longer.
+/// The clock steps back by an hour at each moment of a delivery: the relay goes on, and neither
+/// waits for the clock to catch up nor thinks that its leases last longer.
 #[test]
 fn f07_a_clock_that_steps_back() {
     on_each_store!(|store: S| {
         for step_at in 0..12 {
             let key = format!("k-{step_at}");
-            let ids = place(store, &format!("a-{step_at}"), (0..3).map(|_| draft("t", &key)), at(7_200_000));
+            let ids = place(
+                store,
+                &format!("a-{step_at}"),
+                (0..3).map(|_| draft("t", &key)),
+                at(7_200_000),
+            );
             let mut tries = 0;
             let mut script = Script::new(|_, _| {
                 tries += 1;
                 if tries == 2 { Published::Failed(reason("no")) } else { Published::Confirmed }
             });
-            let mut relay = Relay::new(store, &mut script, settings("relay"), at(7_200_000)).unwrap();
+            let mut relay =
+                Relay::new(store, &mut script, settings("relay"), at(7_200_000)).unwrap();
             let mut clock = 7_200_000;
             for step in 0..100 {
                 if step == step_at {
@@ -285,13 +368,18 @@ fn f07_a_clock_that_steps_back() {
                 }
             }
             // All of it within seconds, by whichever clock.
-            assert_eq!(ids.iter().map(|id| state(store, id)).collect::<Vec<_>>(), ["confirmed"; 3], "step {step_at}");
+            assert_eq!(
+                ids.iter().map(|id| state(store, id)).collect::<Vec<_>>(),
+                ["confirmed"; 3],
+                "step {step_at}"
+            );
         }
     });
 }
 
-/// Two relays whose clocks are hours apart share a store: the fast one takes over leases that the slow one holds. Both go on publishing;
-/// P6 decides whose word counts. Nothing is lost, and in each key the first publishes are in order.
+/// Two relays whose clocks are hours apart share a store: the fast one takes over leases that the
+/// slow one holds. Both go on publishing; P6 decides whose word counts. Nothing is lost, and in
+/// each key the first publishes are in order.
 #[test]
 fn f07_a_relay_that_is_hours_ahead() {
     on_each_store!(|store: S| {
@@ -299,19 +387,26 @@ fn f07_a_relay_that_is_hours_ahead() {
             place(store, &format!("order-{n}"), ["a", "b", "c"].map(|key| draft("t", key)), at(0));
         }
         let policy = Checked::<DeliveryPolicy>::default();
-        let claim = |owner: &str| Claim::new(&policy, name(owner), Duration::from_secs(30), 64).unwrap();
+        let claim =
+            |owner: &str| Claim::new(&policy, name(owner), Duration::from_secs(30), 64).unwrap();
         let ahead = Duration::from_secs(5 * 3600);
         let mut sent: Vec<(OrderingKey, u64)> = Vec::new();
         let mut stale = 0;
         for round in 0..100 {
             let now = at(round * 1_000);
-            // The slow one claims and publishes, the fast one takes over in between, and then the slow one settles.
+            // The slow one claims and publishes, the fast one takes over in between, and then the
+            // slow one settles.
             let slow = store.run(claim("slow"), now).unwrap().runs;
             let fast = store.run(claim("fast"), now + ahead).unwrap().runs;
             let mut results = Vec::new();
             for run in slow.iter().chain(&fast) {
-                sent.extend(run.deliveries.iter().map(|delivery| (run.lease.lane.clone(), delivery.place.sequence)));
-                let confirmed = run.deliveries.iter().map(|delivery| delivery.event.clone()).collect();
+                sent.extend(
+                    run.deliveries
+                        .iter()
+                        .map(|delivery| (run.lease.lane.clone(), delivery.place.sequence)),
+                );
+                let confirmed =
+                    run.deliveries.iter().map(|delivery| delivery.event.clone()).collect();
                 results.push(RunResult { lease: run.lease.clone(), confirmed, ended: None });
             }
             stale += store.run(Settle::new(&policy, results), now).unwrap().stale.len();
@@ -330,20 +425,30 @@ fn f07_a_relay_that_is_hours_ahead() {
     });
 }
 
-/// The store of the relay is away at each transaction in each way, for one time or for long: whatever was published and not settled
-/// goes back and is delivered again, the relay comes to its end, and the consumer has each event once.
+/// The store of the relay is away at each transaction in each way, for one time or for long:
+/// whatever was published and not settled goes back and is delivered again, the relay comes to its
+/// end, and the consumer has each event once.
 #[test]
 fn f11_a_store_that_was_away_loses_nothing() {
     on_each_store!(|store: S| {
-        for (n, (fault, first)) in
-            StoreFault::ALL.into_iter().flat_map(|fault| (0..6).map(move |first| (fault, first))).enumerate()
+        for (n, (fault, first)) in StoreFault::ALL
+            .into_iter()
+            .flat_map(|fault| (0..6).map(move |first| (fault, first)))
+            .enumerate()
         {
             for length in [1, 5] {
                 let key = |event: usize| format!("k-{n}-{length}-{}", event % 2);
-                let ids = place(store, &format!("a-{n}-{length}"), (0..4).map(|event| draft("t", &key(event))), at(0));
+                let ids = place(
+                    store,
+                    &format!("a-{n}-{length}"),
+                    (0..4).map(|event| draft("t", &key(event))),
+                    at(0),
+                );
                 let receiver = S::fresh();
-                let publisher = InProcess::new(Inbox::new(receiver, consumer("c")).in_order(), echo::<S>);
-                let script = std::iter::repeat_n(None, first).chain(std::iter::repeat_n(Some(fault), length));
+                let publisher =
+                    InProcess::new(Inbox::new(receiver, consumer("c")).in_order(), echo::<S>);
+                let script = std::iter::repeat_n(None, first)
+                    .chain(std::iter::repeat_n(Some(fault), length));
                 let flaky = Flaky::new(store, script);
                 let mut relay = Relay::new(&flaky, publisher, settings("relay"), at(0)).unwrap();
                 let (mut now, mut failures) = (at(0), 0);
@@ -368,25 +473,35 @@ fn f11_a_store_that_was_away_loses_nothing() {
     });
 }
 
-/// The store of the consumer is away: that counts against no event, and all of them are applied once it is back.
+/// The store of the consumer is away: that counts against no event, and all of them are applied
+/// once it is back.
 #[test]
 fn f11_a_consumer_whose_store_was_away_gets_all_of_it() {
     on_each_store!(|store: S| {
         for (n, fault) in StoreFault::ALL.into_iter().enumerate() {
-            let ids = place(store, &format!("a-{n}"), (0..4).map(|event| draft("t", &format!("k-{n}-{event}"))), at(0));
+            let ids = place(
+                store,
+                &format!("a-{n}"),
+                (0..4).map(|event| draft("t", &format!("k-{n}-{event}"))),
+                at(0),
+            );
             let receiver = S::fresh();
             let flaky = Flaky::new(receiver, std::iter::repeat_n(Some(fault), 40));
             let publisher = InProcess::new(Inbox::new(&flaky, consumer("c")), echo::<Flaky<S>>);
             let mut relay = Relay::new(store, publisher, settings("relay"), at(0)).unwrap();
             run_until(&mut relay, at(0), at(3_600_000));
-            assert!(ids.iter().all(|id| (state(store, id), outbox(store, id).failures) == ("confirmed", 0)), "{fault:?}");
+            assert!(
+                ids.iter()
+                    .all(|id| (state(store, id), outbox(store, id).failures) == ("confirmed", 0)),
+                "{fault:?}"
+            );
             assert_eq!(effects(receiver), 4);
         }
     });
 }
 
-/// A relay is stopped at each moment: what it has not published is free at once, nothing counts as a failure, nothing is marked that
-/// was not confirmed, and the next relay delivers the rest.
+/// A relay is stopped at each moment: what it has not published is free at once, nothing counts as
+/// a failure, nothing is marked that was not confirmed, and the next relay delivers the rest.
 #[test]
 fn f12_stopping_releases_and_marks_nothing_done() {
     on_each_store!(|store: S| {
@@ -400,17 +515,25 @@ fn f12_stopping_releases_and_marks_nothing_done() {
                 relay.step(at(0)).unwrap();
             }
             relay.stop(at(0)).unwrap();
-            let sent: BTreeSet<EventId> = script.sent().into_iter().map(|message| message.event.id.clone()).collect();
+            let sent: BTreeSet<EventId> =
+                script.sent().into_iter().map(|message| message.event.id.clone()).collect();
             for id in &ids {
                 let row = outbox(store, id);
                 assert_eq!(row.state.name() == "confirmed", sent.contains(id));
-                assert_eq!((row.failures, row.starts), (0, u32::from(sent.contains(id))), "stop {stop_at}");
+                assert_eq!(
+                    (row.failures, row.starts),
+                    (0, u32::from(sent.contains(id))),
+                    "stop {stop_at}"
+                );
             }
             for key in &keys {
                 assert_eq!((lane(store, key).lease, lane(store, key).starts), (None, 0));
             }
             let mut script = Script::new(|_, _| Published::Confirmed);
-            Relay::new(store, &mut script, settings("next"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
+            Relay::new(store, &mut script, settings("next"), at(0))
+                .unwrap()
+                .run_until_idle(at(0))
+                .unwrap();
             assert_eq!(script.sent().len(), ids.len() - sent.len());
             assert!(script.sent().iter().all(|message| message.attempt == 1));
             assert!(ids.iter().all(|id| state(store, id) == "confirmed"));
@@ -418,7 +541,8 @@ fn f12_stopping_releases_and_marks_nothing_done() {
     });
 }
 
-/// A publish is given up while it is under way, by a stop or a time-out: nobody knows, so it is neither done nor failed, and comes again.
+/// A publish is given up while it is under way, by a stop or a time-out: nobody knows, so it is
+/// neither done nor failed, and comes again.
 #[test]
 fn f12_a_publish_that_was_given_up_is_not_a_success() {
     on_each_store!(|store: S| {
@@ -428,13 +552,17 @@ fn f12_a_publish_that_was_given_up_is_not_a_success() {
         let claim = || Claim::new(&policy, name("relay"), Duration::from_secs(30), 1).unwrap();
         let Some(Action::Exchange(_)) = machine.poll_action() else { panic!("it claims first") };
         machine.handle_exchanged(at(0), None, Some(store.run(claim(), at(0)).unwrap()));
-        let Some(Action::Publish(tickets)) = machine.poll_action() else { panic!("then it publishes") };
+        let Some(Action::Publish(tickets)) = machine.poll_action() else {
+            panic!("then it publishes")
+        };
         machine.handle_stop(at(1));
         assert!(!machine.is_stopped());
         machine.abandon(at(2));
         // The answer comes after all, and changes nothing any more.
         machine.handle_published(at(2), &tickets[0], Published::Confirmed);
-        let Some(Action::Exchange(exchange)) = machine.poll_action() else { panic!("it gives back") };
+        let Some(Action::Exchange(exchange)) = machine.poll_action() else {
+            panic!("it gives back")
+        };
         assert_eq!((exchange.claim, exchange.settle.len()), (0, 1));
         let settled = store.run(Settle::new(&policy, exchange.settle), at(2)).unwrap();
         machine.handle_exchanged(at(2), Some(&settled), None);
@@ -445,14 +573,18 @@ fn f12_a_publish_that_was_given_up_is_not_a_success() {
     });
 }
 
-/// A broken event does not spin: it is tried again after pauses that grow, are not the same for all, and end; all the while
-/// the rest goes on as if it were not there.
+/// A broken event does not spin: it is tried again after pauses that grow, are not the same for
+/// all, and end; all the while the rest goes on as if it were not there.
 #[test]
 fn f13_a_failing_event_backs_off_while_others_go_on() {
     on_each_store!(|store: S| {
         let policy = Checked::<DeliveryPolicy>::default();
-        let bad: Vec<EventId> =
-            (0..5).map(|n| place(store, &format!("bad-{n}"), [draft("bad", &format!("bad-{n}"))], at(0)).remove(0)).collect();
+        let bad: Vec<EventId> = (0..5)
+            .map(|n| {
+                place(store, &format!("bad-{n}"), [draft("bad", &format!("bad-{n}"))], at(0))
+                    .remove(0)
+            })
+            .collect();
         let mut script = Script::new(|message, _| match message.event.event_type.as_str() {
             "bad" => Published::Failed(reason("connection reset")),
             _ => Published::Confirmed,
@@ -460,7 +592,8 @@ fn f13_a_failing_event_backs_off_while_others_go_on() {
         let mut relay = Relay::new(store, &mut script, settings("relay"), at(0)).unwrap();
         for minute in 0..120 {
             let now = at(minute * 60_000);
-            let good = place(store, &format!("good-{minute}"), [draft("good", "good")], now).remove(0);
+            let good =
+                place(store, &format!("good-{minute}"), [draft("good", "good")], now).remove(0);
             relay.run_until_idle(now).unwrap();
             assert_eq!(state(store, &good), "confirmed", "at once, in minute {minute}");
             run_until(&mut relay, now, now + Duration::from_millis(59_999));
@@ -471,7 +604,10 @@ fn f13_a_failing_event_backs_off_while_others_go_on() {
             let times = script.times(id);
             assert_eq!(times.len(), policy.max_failures as usize, "tried so often and no more");
             for (n, pair) in (1..).zip(times.windows(2)) {
-                let (pause, whole) = (pair[1].since(pair[0]), (policy.backoff_base * (1 << (n - 1))).min(policy.backoff_cap));
+                let (pause, whole) = (
+                    pair[1].since(pair[0]),
+                    (policy.backoff_base * (1 << (n - 1))).min(policy.backoff_cap),
+                );
                 assert!(pause >= whole / 2, "pause {n} is {pause:?}");
                 // A poll may come as late as the next announced event or second.
                 assert!(pause <= whole + Duration::from_secs(2), "pause {n} is {pause:?}");
@@ -484,14 +620,19 @@ fn f13_a_failing_event_backs_off_while_others_go_on() {
     });
 }
 
-/// A message that the broker will never take is dead at its first answer, with the broker's reason. Others of the batch, of other keys,
-/// and of its own key, if the rule is to go on, are delivered in the same moment.
+/// A message that the broker will never take is dead at its first answer, with the broker's reason.
+/// Others of the batch, of other keys, and of its own key, if the rule is to go on, are delivered
+/// in the same moment.
 #[test]
 fn f14_a_rejected_event_is_dead_at_once_and_the_rest_goes_on() {
     on_each_store!(|store: S| {
-        for (rule, settings, behind) in [("block", settings("relay"), "pending"), ("continue", continuing("relay"), "confirmed")]
-        {
-            let drafts = (0..9).map(|n| draft(if n == 4 { "oversize" } else { "t" }, &format!("{rule}-{}", n % 3)));
+        for (rule, settings, behind) in [
+            ("block", settings("relay"), "pending"),
+            ("continue", continuing("relay"), "confirmed"),
+        ] {
+            let drafts = (0..9).map(|n| {
+                draft(if n == 4 { "oversize" } else { "t" }, &format!("{rule}-{}", n % 3))
+            });
             let ids = place(store, rule, drafts, at(0));
             let mut script = Script::new(|message, _| match message.event.event_type.as_str() {
                 "oversize" => Published::Rejected(reason("larger than 1 MiB")),
@@ -499,15 +640,23 @@ fn f14_a_rejected_event_is_dead_at_once_and_the_rest_goes_on() {
             });
             Relay::new(store, &mut script, settings, at(0)).unwrap().run_until_idle(at(0)).unwrap();
             let row = outbox(store, &ids[4]);
-            assert_eq!((row.state.name(), row.starts, row.reason.unwrap().as_str()), ("dead", 1, "larger than 1 MiB"));
+            assert_eq!(
+                (row.state.name(), row.starts, row.reason.unwrap().as_str()),
+                ("dead", 1, "larger than 1 MiB")
+            );
             for (n, id) in ids.iter().enumerate().filter(|(n, _)| *n != 4) {
-                assert_eq!(state(store, id), if n == 7 { behind } else { "confirmed" }, "event {n}, {rule}");
+                assert_eq!(
+                    state(store, id),
+                    if n == 7 { behind } else { "confirmed" },
+                    "event {n}, {rule}"
+                );
             }
         }
     });
 }
 
-/// The broker is away for an hour: the relay waits and probes, no event loses an attempt, and afterwards all are delivered, in order.
+/// The broker is away for an hour: the relay waits and probes, no event loses an attempt, and
+/// afterwards all are delivered, in order.
 #[test]
 fn f15_an_outage_counts_against_no_event() {
     on_each_store!(|store: S| {
@@ -523,7 +672,10 @@ fn f15_an_outage_counts_against_no_event() {
         run_until(&mut relay, at(0), at(3_599_000));
         assert_eq!(states(store), [("pending", 30)]);
         let stats = Stats::of(&mut store.view().unwrap(), at(3_599_000)).unwrap();
-        assert_eq!((stats.all.due, stats.all.dead, stats.oldest_due), (30, 0, Some(Duration::from_secs(3_599))));
+        assert_eq!(
+            (stats.all.due, stats.all.dead, stats.oldest_due),
+            (30, 0, Some(Duration::from_secs(3_599)))
+        );
         let reasons = dump(store).to_string();
         assert!(reasons.contains("connection refused"), "an operator sees why");
         run_until(&mut relay, at(3_599_000), at(3_700_000));
@@ -538,14 +690,16 @@ fn f15_an_outage_counts_against_no_event() {
             assert!(sequences.into_iter().eq(1..=10), "{key}");
         }
         // The first batch, and then single probes with pauses of up to 30 s.
-        let probes: Vec<usize> = script.batches.iter().filter(|batch| batch[0].0 < back).map(Vec::len).collect();
+        let probes: Vec<usize> =
+            script.batches.iter().filter(|batch| batch[0].0 < back).map(Vec::len).collect();
         assert!(probes[1..].iter().all(|probe| *probe == 1), "{probes:?}");
         assert!((100..200).contains(&probes.len()), "{} probes", probes.len());
     });
 }
 
-/// A publisher whose broker took the message and had no place for it says so: that is no confirmation, whichever way it says it, and
-/// the event stays, with the broker's words. Only `Confirmed` confirms.
+/// A publisher whose broker took the message and had no place for it says so: that is no
+/// confirmation, whichever way it says it, and the event stays, with the broker's words. Only
+/// `Confirmed` confirms.
 #[test]
 fn f20_unroutable_is_no_confirmation() {
     on_each_store!(|store: S| {
@@ -558,7 +712,8 @@ fn f20_unroutable_is_no_confirmation() {
             (Published::Abandoned, "pending"),
         ];
         for (n, (answer, expected)) in answers.into_iter().enumerate() {
-            let id = place(store, &format!("a-{n}"), [draft("t", &format!("k-{n}"))], at(0)).remove(0);
+            let id =
+                place(store, &format!("a-{n}"), [draft("t", &format!("k-{n}"))], at(0)).remove(0);
             let mut answered = false;
             let mut script = Script::new(|message, _| {
                 assert!(!std::mem::replace(&mut answered, true), "once");
@@ -571,7 +726,10 @@ fn f20_unroutable_is_no_confirmation() {
             let row = outbox(store, &id);
             assert_eq!(row.state.name(), expected, "{answer:?}");
             match &answer {
-                Published::Failed(why) | Published::Rejected(why) | Published::Deferred(why) | Published::Unavailable(why) => {
+                Published::Failed(why)
+                | Published::Rejected(why)
+                | Published::Deferred(why)
+                | Published::Unavailable(why) => {
                     assert_eq!(row.reason.as_ref(), Some(why));
                 }
                 Published::Confirmed | Published::Abandoned => assert_eq!(row.reason, None),
@@ -592,13 +750,15 @@ fn f20_unroutable_is_no_confirmation() {
     });
 }
 
-/// At the consumer's door: the inbox answers a redelivery whose first copy arrived without a confirmation (P5, P9).
+/// At the consumer's door: the inbox answers a redelivery whose first copy arrived without a
+/// confirmation (P5, P9).
 #[test]
 fn f20_a_lost_confirmation_is_delivered_again_and_applied_once() {
     on_each_store!(|store: S| {
         let arrived = arrival("event", "k");
         let inbox = Inbox::new(store, consumer("c"));
-        let receipts: Vec<Receipt> = (0..3).map(|n| inbox.receive(&arrived, at(n), echo::<S>).unwrap()).collect();
+        let receipts: Vec<Receipt> =
+            (0..3).map(|n| inbox.receive(&arrived, at(n), echo::<S>).unwrap()).collect();
         assert_eq!(receipts, [Receipt::Applied, Receipt::Duplicate, Receipt::Duplicate]);
     });
 }

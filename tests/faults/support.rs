@@ -1,4 +1,5 @@
-//! What the tests share: the stores, short ways to make orders and to look at rows, a publisher by script, a store that fails.
+//! What the tests share: the stores, short ways to make orders and to look at rows, a publisher by
+//! script, a store that fails.
 
 use core::time::Duration;
 use std::cell::Cell;
@@ -7,14 +8,16 @@ use std::collections::VecDeque;
 use thiserror::Error;
 use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Applied, Batch, Body, Checked, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Event, EventId,
-    Fingerprint, Handled, InboxRow, InboxState, Invalid, Key, LaneRow, Load, Millis, OrderId, OutboxRow, Place, Query, Reader,
-    Record, RedriveWindow, Request, Retention, Rows, Store, Tables, Transaction, WhenDead, Writing,
+    Applied, Batch, Body, Checked, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft,
+    Dump, Event, EventId, Fingerprint, Handled, InboxRow, InboxState, Invalid, Key, LaneRow, Load,
+    Millis, OrderId, OutboxRow, Place, Query, Reader, Record, RedriveWindow, Request, Retention,
+    Rows, Store, Tables, Transaction, WhenDead, Writing,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
 
-/// A store that the tests run on. It lives as long as the tests, so that handlers need not say for how long.
+/// A store that the tests run on. It lives as long as the tests, so that handlers need not say for
+/// how long.
 pub(crate) trait Backend: Store + 'static {
     const NAME: &'static str;
     fn fresh() -> &'static Self;
@@ -69,7 +72,12 @@ pub(crate) fn request(id: &str) -> Request {
 }
 
 /// Commits an order with these events; their ids are `<id>/1` and so on.
-pub(crate) fn place<S: Store>(store: &S, id: &str, events: impl IntoIterator<Item = Draft>, now: Millis) -> Vec<EventId> {
+pub(crate) fn place<S: Store>(
+    store: &S,
+    id: &str,
+    events: impl IntoIterator<Item = Draft>,
+    now: Millis,
+) -> Vec<EventId> {
     let request = request(id);
     let order = CommitOrder::new(&request, name::<OrderId>(id), body("an order"), events).unwrap();
     store.run(order, now).unwrap().placed.events
@@ -118,7 +126,8 @@ pub(crate) fn effect<S: Reader>(store: &S, consumer: &str, id: &EventId) -> Opti
     }
 }
 
-/// How many effects there are, each of an event that is marked as applied; a mark without its effect is a failure (F6).
+/// How many effects there are, each of an event that is marked as applied; a mark without its
+/// effect is a failure (F6).
 pub(crate) fn effects<S: Reader>(store: &S) -> usize {
     let (mut marks, mut effects) = (Vec::new(), Vec::new());
     for record in dump(store).records() {
@@ -176,7 +185,11 @@ pub(crate) fn states<S: Reader>(store: &S) -> Vec<(&'static str, usize)> {
 }
 
 pub(crate) fn pending<S: Reader>(store: &S) -> usize {
-    dump(store).records().iter().filter(|r| matches!(r, Record::Outbox(_, row) if row.state == DeliveryState::Pending)).count()
+    dump(store)
+        .records()
+        .iter()
+        .filter(|r| matches!(r, Record::Outbox(_, row) if row.state == DeliveryState::Pending))
+        .count()
 }
 
 /// A publisher that answers by script and keeps what it was given.
@@ -200,7 +213,12 @@ impl<F: FnMut(&Message, Millis) -> Published> Script<F> {
     }
 
     pub(crate) fn times(&self, id: &EventId) -> Vec<Millis> {
-        self.batches.iter().flatten().filter(|(_, message)| message.event.id == *id).map(|(time, _)| *time).collect()
+        self.batches
+            .iter()
+            .flatten()
+            .filter(|(_, message)| message.event.id == *id)
+            .map(|(time, _)| *time)
+            .collect()
     }
 }
 
@@ -211,7 +229,8 @@ impl<F: FnMut(&Message, Millis) -> Published> Publisher for Script<F> {
     }
 }
 
-/// A handler for the inbox of a store; to be named where it is not passed on at once, so that it takes every transaction of the store.
+/// A handler for the inbox of a store; to be named where it is not passed on at once, so that it
+/// takes every transaction of the store.
 pub(crate) fn handler<S: Store, E>(
     handler: impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E>,
 ) -> impl FnMut(&mut Writing<'_, S::Tx<'_>>, &Message) -> Result<Handled, E> {
@@ -219,7 +238,10 @@ pub(crate) fn handler<S: Store, E>(
 }
 
 /// A handler that records the event's body as its effect.
-pub(crate) fn echo<S: Store>(_: &mut Writing<'_, S::Tx<'_>>, message: &Message) -> Result<Handled, String> {
+pub(crate) fn echo<S: Store>(
+    _: &mut Writing<'_, S::Tx<'_>>,
+    message: &Message,
+) -> Result<Handled, String> {
     Ok(Handled::Effect(message.event.body.clone()))
 }
 
@@ -256,8 +278,13 @@ pub(crate) fn continuing(owner: &str) -> RelaySettings {
     RelaySettings { policy: policy.checked().unwrap(), ..settings(owner) }
 }
 
-/// Lets a relay do all that it has to do until this time, and gives the time at which it rested last. It must never be busy for long.
-pub(crate) fn run_until<S: Store, P: Publisher>(relay: &mut Relay<'_, S, P>, from: Millis, until: Millis) -> Millis {
+/// Lets a relay do all that it has to do until this time, and gives the time at which it rested
+/// last. It must never be busy for long.
+pub(crate) fn run_until<S: Store, P: Publisher>(
+    relay: &mut Relay<'_, S, P>,
+    from: Millis,
+    until: Millis,
+) -> Millis {
     let mut now = from;
     for _ in 0..200_000 {
         let mut steps = 0;
@@ -288,7 +315,8 @@ pub(crate) enum StoreFault {
 }
 
 impl StoreFault {
-    pub(crate) const ALL: [Self; 5] = [Self::Begin, Self::Load, Self::Apply, Self::Commit, Self::CommitTook];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Begin, Self::Load, Self::Apply, Self::Commit, Self::CommitTook];
 }
 
 /// A store that fails by script: each transaction takes the next entry.
@@ -306,7 +334,10 @@ pub(crate) enum FlakyError<E> {
 }
 
 impl<S> Flaky<S> {
-    pub(crate) fn new(store: &'static S, script: impl IntoIterator<Item = Option<StoreFault>>) -> Self {
+    pub(crate) fn new(
+        store: &'static S,
+        script: impl IntoIterator<Item = Option<StoreFault>>,
+    ) -> Self {
         Self { store, script: Cell::new(script.into_iter().collect()) }
     }
 }

@@ -1,4 +1,5 @@
-//! The table in `docs/faults.md` names for each fault what holds it off and which tests show it: this keeps it true.
+//! The table in `docs/faults.md` names for each fault what holds it off and which tests show it:
+//! this keeps it true.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,7 +23,8 @@ fn tests() -> BTreeSet<String> {
 
 #[test]
 fn faults_table_is_complete() {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/faults.md")).unwrap();
+    let page =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/faults.md")).unwrap();
     let tests = tests();
     let mut named: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
     for line in page.lines().filter(|line| line.starts_with("| F")) {
@@ -38,11 +40,19 @@ fn faults_table_is_complete() {
         }
         assert!(named.insert(number, shown).is_none(), "F{number} stands twice");
     }
-    assert!(named.keys().copied().eq(1..=24), "one row for each of F1 to F24, in {:?}", named.keys());
+    assert!(
+        named.keys().copied().eq(1..=24),
+        "one row for each of F1 to F24, in {:?}",
+        named.keys()
+    );
     let named: BTreeSet<&str> = named.into_values().flatten().collect();
     let missing: Vec<&String> = tests
         .iter()
-        .filter(|name| name.starts_with('f') && name.as_bytes()[1].is_ascii_digit() && !named.contains(name.as_str()))
+        .filter(|name| {
+            name.starts_with('f')
+                && name.as_bytes()[1].is_ascii_digit()
+                && !named.contains(name.as_str())
+        })
         .collect();
     assert!(missing.is_empty(), "not in docs/faults.md: {missing:?}");
 }

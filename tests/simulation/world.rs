@@ -3,11 +3,13 @@
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
-use twobox::relay::{Action, Message, Published, RelayMachine, RelaySettings, Ticket, read_messages, run_exchange};
+use twobox::relay::{
+    Action, Message, Published, RelayMachine, RelaySettings, Ticket, read_messages, run_exchange,
+};
 use twobox::{
-    Body, Checked, Claimed, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Discard, Draft, Dump, EventId, Fingerprint,
-    Handled, Inbox, InboxState, Millis, OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Renew, Renewed, Request,
-    Settled, Store, Table, WhenDead,
+    Body, Checked, Claimed, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Discard, Draft,
+    Dump, EventId, Fingerprint, Handled, Inbox, InboxState, Millis, OrderId, OrderingKey, Owner,
+    Reason, Receipt, Record, Register, Renew, Renewed, Request, Settled, Store, Table, WhenDead,
 };
 
 use crate::chance::Chance;
@@ -208,8 +210,18 @@ impl<'a, S: Store> World<'a, S> {
             let count = (self.chance.within(1..5) as usize).min(self.plan.events - events);
             let drafts: Vec<Draft> = (0..count).map(|place| self.draft(events + place)).collect();
             events += count;
-            let request = Request::new("shop", format!("req-{n:05}"), Fingerprint::of([("n", n.to_string())])).unwrap();
-            let order = Order { request, id: OrderId::new(format!("order-{n:05}")).unwrap(), drafts, tries_rolled_back: 0 };
+            let request = Request::new(
+                "shop",
+                format!("req-{n:05}"),
+                Fingerprint::of([("n", n.to_string())]),
+            )
+            .unwrap();
+            let order = Order {
+                request,
+                id: OrderId::new(format!("order-{n:05}")).unwrap(),
+                drafts,
+                tries_rolled_back: 0,
+            };
             self.orders.push(order);
             let time = self.chance.within(0..HOUR);
             self.at(time, Happening::Order(n));
@@ -226,8 +238,11 @@ impl<'a, S: Store> World<'a, S> {
             _ if number % (self.plan.events / 5) == 13 => Nature::SetAside,
             _ => Nature::Good,
         };
-        let key = OrderingKey::new(format!("key-{:03}", self.chance.within(0..self.plan.keys))).unwrap();
-        let draft = Draft::new(nature.event_type(), Body::text(number.to_string()).unwrap()).unwrap().ordering_key(key);
+        let key =
+            OrderingKey::new(format!("key-{:03}", self.chance.within(0..self.plan.keys))).unwrap();
+        let draft = Draft::new(nature.event_type(), Body::text(number.to_string()).unwrap())
+            .unwrap()
+            .ordering_key(key);
         if self.chance.per_mille(20) {
             let time = self.chance.within(0..HOUR);
             return draft.not_before(START + Duration::from_millis(time));
@@ -244,7 +259,11 @@ impl<'a, S: Store> World<'a, S> {
             assert!(time < 6 * HOUR, "it does not come to an end: {:?}", self.told);
             let looks = matches!(happening, Happening::OperatorLooks);
             self.happen(happening);
-            if looks && self.orders_left == 0 && self.pending() == 0 && self.relays.iter().all(Relay::rests) {
+            if looks
+                && self.orders_left == 0
+                && self.pending() == 0
+                && self.relays.iter().all(Relay::rests)
+            {
                 return;
             }
         }
@@ -266,7 +285,9 @@ impl<'a, S: Store> World<'a, S> {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Order(n) => self.order(n),
-            Happening::Relay(relay, life, heard) if self.is_frozen(relay) && self.relays[relay].life == life => {
+            Happening::Relay(relay, life, heard)
+                if self.is_frozen(relay) && self.relays[relay].life == life =>
+            {
                 self.at(self.relays[relay].frozen_until, Happening::Relay(relay, life, heard));
             }
             Happening::Relay(relay, life, heard) => {
@@ -278,7 +299,11 @@ impl<'a, S: Store> World<'a, S> {
             Happening::Arrives(relay, life, sent) => {
                 let (ticket, message) = *sent;
                 let answer = self.arrive(&message);
-                self.happen(Happening::Relay(relay, life, Heard::Published(Box::new(ticket), answer)));
+                self.happen(Happening::Relay(
+                    relay,
+                    life,
+                    Heard::Published(Box::new(ticket), answer),
+                ));
             }
             Happening::Starts(relay) => {
                 let life = self.relays[relay].life + 1;
@@ -294,8 +319,13 @@ impl<'a, S: Store> World<'a, S> {
                     ..RelaySettings::new(owner)
                 };
                 let machine = RelayMachine::new(settings, self.clock(relay)).unwrap();
-                self.relays[relay] =
-                    Relay { life, machine: Some(machine), timeout: None, frozen_until: 0, clock: self.relays[relay].clock };
+                self.relays[relay] = Relay {
+                    life,
+                    machine: Some(machine),
+                    timeout: None,
+                    frozen_until: 0,
+                    clock: self.relays[relay].clock,
+                };
                 self.attend(relay);
             }
             Happening::Dies(relay) => {
@@ -306,7 +336,9 @@ impl<'a, S: Store> World<'a, S> {
                 }
             }
             Happening::Freezes(relay) => match &self.relays[relay].machine {
-                Some(machine) if !machine.is_idle() => self.relays[relay].frozen_until = self.now + 45 * SECOND,
+                Some(machine) if !machine.is_idle() => {
+                    self.relays[relay].frozen_until = self.now + 45 * SECOND
+                }
                 _ => self.at(self.now + 50, Happening::Freezes(relay)),
             },
             Happening::Stops(relay) => {
@@ -334,7 +366,8 @@ impl<'a, S: Store> World<'a, S> {
             self.sender.run(Register::new(&order.request), now).unwrap();
         }
         let body = Body::text("an order").unwrap();
-        let commit = CommitOrder::new(&order.request, order.id.clone(), body, order.drafts.clone()).unwrap();
+        let commit =
+            CommitOrder::new(&order.request, order.id.clone(), body, order.drafts.clone()).unwrap();
         if self.chance.per_mille(100) && order.tries_rolled_back < 3 {
             let rolled_back: Result<(), _> = self.sender.write(now, |tx| {
                 tx.run(&commit).unwrap();
@@ -369,7 +402,8 @@ impl<'a, S: Store> World<'a, S> {
 
     fn envelope(&self, id: &EventId) -> twobox::Event {
         use twobox::{Key, Load, Query};
-        let rows = self.sender.view().unwrap().load(&Query::rows([Key::Event(id.clone())])).unwrap();
+        let rows =
+            self.sender.view().unwrap().load(&Query::rows([Key::Event(id.clone())])).unwrap();
         match rows.into_vec().pop().map(|stored| stored.record) {
             Some(Record::Event(event)) => event,
             other => panic!("{other:?}"),
@@ -393,7 +427,8 @@ impl<'a, S: Store> World<'a, S> {
         }
     }
 
-    /// Does what a relay wants to have done, and makes an appointment for when it wants to come back.
+    /// Does what a relay wants to have done, and makes an appointment for when it wants to come
+    /// back.
     fn attend(&mut self, relay: usize) {
         let (clock, life) = (self.clock(relay), self.relays[relay].life);
         if self.is_frozen(relay) {
@@ -420,8 +455,12 @@ impl<'a, S: Store> World<'a, S> {
             let answered = self.now + self.chance.within(1..20);
             match action {
                 Action::Exchange(exchange) => {
-                    let (settled, claimed) = run_exchange(self.sender, &settings, now, exchange).unwrap();
-                    self.at(answered, Happening::Relay(relay, life, Heard::Exchanged(settled, claimed)));
+                    let (settled, claimed) =
+                        run_exchange(self.sender, &settings, now, exchange).unwrap();
+                    self.at(
+                        answered,
+                        Happening::Relay(relay, life, Heard::Exchanged(settled, claimed)),
+                    );
                 }
                 Action::Renew(leases) => {
                     let renewed = self.sender.run(Renew::new(leases, settings.lease), now).unwrap();
@@ -445,7 +484,11 @@ impl<'a, S: Store> World<'a, S> {
                 break;
             }
             let slow = SLOW.contains(&self.now) && self.chance.per_mille(100);
-            let takes = if slow { self.chance.within(2 * SECOND..40 * SECOND) } else { self.chance.within(5..60) };
+            let takes = if slow {
+                self.chance.within(2 * SECOND..40 * SECOND)
+            } else {
+                self.chance.within(5..60)
+            };
             self.at(self.now + takes, Happening::Arrives(relay, life, Box::new((ticket, message))));
         }
         if dies {
@@ -453,11 +496,16 @@ impl<'a, S: Store> World<'a, S> {
         }
     }
 
-    /// P4: everything that was committed before it in its key has arrived, or is something that nobody can deliver.
+    /// P4: everything that was committed before it in its key has arrived, or is something that
+    /// nobody can deliver.
     fn check_turn(&self, message: &Message) {
         let lane = &self.committed[&message.event.ordering_key];
         for (id, nature) in lane.iter().take_while(|(id, _)| *id != message.event.id) {
-            assert!(nature.is_poison() || self.arrived.contains(id), "{} before {id}", message.event.id);
+            assert!(
+                nature.is_poison() || self.arrived.contains(id),
+                "{} before {id}",
+                message.event.id
+            );
         }
     }
 
@@ -516,7 +564,9 @@ impl<'a, S: Store> World<'a, S> {
         if self.plan.when_dead == WhenDead::Block {
             let dead = self.states(|state| matches!(state, DeliveryState::Dead(_)));
             if !dead.is_empty() {
-                let discard = Discard::new(dead.into_iter().take(256), Reason::new("seen by the operator")).unwrap();
+                let discard =
+                    Discard::new(dead.into_iter().take(256), Reason::new("seen by the operator"))
+                        .unwrap();
                 let operated = self.sender.run(discard, self.time()).unwrap();
                 assert!(operated.refused.is_empty(), "{operated:?}");
             }
@@ -548,11 +598,18 @@ impl<'a, S: Store> World<'a, S> {
     /// How it must have ended.
     pub(crate) fn check(&self) {
         let of = |wanted: fn(Nature) -> bool| -> BTreeSet<EventId> {
-            self.committed.values().flatten().filter(|(_, nature)| wanted(*nature)).map(|(id, _)| id.clone()).collect()
+            self.committed
+                .values()
+                .flatten()
+                .filter(|(_, nature)| wanted(*nature))
+                .map(|(id, _)| id.clone())
+                .collect()
         };
-        // P3: every event is confirmed or dead, and dead are exactly those that nobody could deliver (F4, F15).
+        // P3: every event is confirmed or dead, and dead are exactly those that nobody could
+        // deliver (F4, F15).
         assert_eq!(self.committed.values().map(Vec::len).sum::<usize>(), self.plan.events);
-        let given_up = self.states(|state| matches!(state, DeliveryState::Dead(_) | DeliveryState::Discarded(_)));
+        let given_up = self
+            .states(|state| matches!(state, DeliveryState::Dead(_) | DeliveryState::Discarded(_)));
         assert_eq!(given_up, of(Nature::is_poison), "given up, and poison");
         let confirmed = self.states(|state| matches!(state, DeliveryState::Confirmed(_)));
         assert_eq!(confirmed, of(|nature| !nature.is_poison()), "confirmed, and not poison");
@@ -560,8 +617,14 @@ impl<'a, S: Store> World<'a, S> {
         let mut effects = 0;
         for name in CONSUMERS {
             for (key, committed) in &self.committed {
-                let takes = |nature: Nature| !nature.is_poison() && (nature != Nature::SetAside || name != PICKY);
-                let expected: Vec<&EventId> = committed.iter().filter(|(_, nature)| takes(*nature)).map(|(id, _)| id).collect();
+                let takes = |nature: Nature| {
+                    !nature.is_poison() && (nature != Nature::SetAside || name != PICKY)
+                };
+                let expected: Vec<&EventId> = committed
+                    .iter()
+                    .filter(|(_, nature)| takes(*nature))
+                    .map(|(id, _)| id)
+                    .collect();
                 let applied = self.applied.get(&(Consumer::new(name).unwrap(), key.clone()));
                 let applied: Vec<&EventId> = applied.into_iter().flatten().collect();
                 assert_eq!(applied, expected, "{name} in {key}");
@@ -570,8 +633,10 @@ impl<'a, S: Store> World<'a, S> {
         }
         let receiver = Dump::of(&mut self.receiver.view().unwrap()).unwrap();
         assert_eq!(receiver.count(Table::Effects), effects);
-        let set_aside =
-            receiver.records().iter().filter(|r| matches!(r, Record::Inbox(_, _, row) if row.state == InboxState::Poisoned));
+        let set_aside = receiver
+            .records()
+            .iter()
+            .filter(|r| matches!(r, Record::Inbox(_, _, row) if row.state == InboxState::Poisoned));
         assert_eq!(set_aside.count(), of(|nature| nature == Nature::SetAside).len());
     }
 

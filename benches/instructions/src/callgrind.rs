@@ -1,4 +1,5 @@
-//! Runs this program under Callgrind, which writes what it has counted after each call of the function that is counted.
+//! Runs this program under Callgrind, which writes what it has counted after each call of the
+//! function that is counted.
 
 use std::env;
 use std::fs;
@@ -16,7 +17,10 @@ pub(crate) fn run() -> Result<Vec<(String, Counts)>, Failed> {
     let out = folder.path().join("out");
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--quiet"]).args(counted::CALLGRIND);
-    valgrind.arg(format!("--callgrind-out-file={}", out.display())).arg(env::current_exe()?).arg(COUNT);
+    valgrind
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(env::current_exe()?)
+        .arg(COUNT);
     let ran = valgrind.output().map_err(|error| format!("valgrind cannot be run: {error}"))?;
     if !ran.status.success() {
         return Err(format!("the counting failed: {}", String::from_utf8_lossy(&ran.stderr)).into());

@@ -1,8 +1,10 @@
-//! What is counted: a function runs alone, with its allocations counted here, and its instructions by Callgrind around it.
+//! What is counted: a function runs alone, with its allocations counted here, and its instructions
+//! by Callgrind around it.
 //!
-//! What the C library does for the allocator and to compare bytes is left out. How many instructions that takes depends on what was
-//! allocated and freed long before, and on where the bytes lie, so they would hide what changes. The allocations themselves are counted,
-//! and so are the calls that compare.
+//! What the C library does for the allocator and to compare bytes is left out. How many
+//! instructions that takes depends on what was allocated and freed long before, and on where the
+//! bytes lie, so they would hide what changes. The allocations themselves are counted, and so are
+//! the calls that compare.
 
 use std::alloc::System;
 use std::fmt;
@@ -16,8 +18,8 @@ use crate::Failed;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// What Callgrind is told: it begins to count at [`begin`], counts what [`alone`] runs, except for what is left out, and writes what it has
-/// counted before [`say`].
+/// What Callgrind is told: it begins to count at [`begin`], counts what [`alone`] runs, except for
+/// what is left out, and writes what it has counted before [`say`].
 pub(crate) const CALLGRIND: [&str; 8] = [
     "--zero-before=*::counted::begin*",
     "--toggle-collect=*::counted::alone*",
@@ -40,7 +42,9 @@ pub(crate) struct Counts {
 
 impl Counts {
     pub(crate) fn exceeds(&self, most: &Self) -> bool {
-        self.instructions > most.instructions || self.allocations > most.allocations || self.bytes > most.bytes
+        self.instructions > most.instructions
+            || self.allocations > most.allocations
+            || self.bytes > most.bytes
     }
 }
 
@@ -68,7 +72,8 @@ pub(crate) fn count<R>(name: &str, work: impl FnOnce() -> R) -> Result<R, Failed
     let stats = region.change();
     // Of a block that grew only what was added is known; the allocator may have had to copy it.
     let grown = u64::try_from(stats.bytes_reallocated).unwrap_or(0);
-    let (allocations, bytes) = ((stats.allocations + stats.reallocations) as u64, stats.bytes_allocated as u64 + grown);
+    let (allocations, bytes) =
+        ((stats.allocations + stats.reallocations) as u64, stats.bytes_allocated as u64 + grown);
     say(name, Counts { instructions: 0, allocations, bytes })?;
     Ok(result)
 }

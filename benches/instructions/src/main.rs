@@ -1,8 +1,10 @@
-//! Counts the instructions and allocations of every transition on the memory store, and compares them with `expected.txt`.
+//! Counts the instructions and allocations of every transition on the memory store, and compares
+//! them with `expected.txt`.
 //!
-//! Counts do not depend on how busy the machine is, so a change that makes a transition dearer fails here, however little it is.
-//! They do depend on the compiler, so they hold for the one that is pinned, and for the profile `counted`. Instructions are counted by
-//! Callgrind; the program runs itself under it.
+//! Counts do not depend on how busy the machine is, so a change that makes a transition dearer
+//! fails here, however little it is. They do depend on the compiler, so they hold for the one that
+//! is pinned, and for the profile `counted`. Instructions are counted by Callgrind; the program
+//! runs itself under it.
 //!
 //! ```text
 //! cargo run --profile counted -p twobox-instructions            compares, and fails if a count is above what is expected
@@ -25,7 +27,8 @@ use counted::Counts;
 
 type Failed = Box<dyn Error>;
 
-/// By how much instructions may be above what is expected: code that is next to something else is compiled a little differently.
+/// By how much instructions may be above what is expected: code that is next to something else is
+/// compiled a little differently.
 const fn margin(expected: u64) -> u64 {
     expected * 3 / 100 + 10
 }
@@ -60,8 +63,13 @@ fn compare(expected: &BTreeMap<String, Counts>, found: &[(String, Counts)]) -> R
             wrong.push(format!("{name} is not in expected.txt"));
             continue;
         };
-        writeln!(out, "{name:34} {counts}   {:+.1} %", 100.0 * (counts.instructions as f64 / right.instructions as f64 - 1.0))?;
-        let most = Counts { instructions: right.instructions + margin(right.instructions), ..*right };
+        writeln!(
+            out,
+            "{name:34} {counts}   {:+.1} %",
+            100.0 * (counts.instructions as f64 / right.instructions as f64 - 1.0)
+        )?;
+        let most =
+            Counts { instructions: right.instructions + margin(right.instructions), ..*right };
         if counts.exceeds(&most) {
             wrong.push(format!("{name:34} {counts}\n{:34} {most} are allowed", ""));
         }
@@ -73,7 +81,8 @@ fn compare(expected: &BTreeMap<String, Counts>, found: &[(String, Counts)]) -> R
 
 fn text(found: &[(String, Counts)]) -> String {
     let lines = found.iter().map(|(name, counts)| format!("{name:34} {counts}\n"));
-    let head = format!("# {:32} {:>12} {:>12} {:>12}\n", "what", "instructions", "allocations", "bytes");
+    let head =
+        format!("# {:32} {:>12} {:>12} {:>12}\n", "what", "instructions", "allocations", "bytes");
     [head].into_iter().chain(lines).collect()
 }
 

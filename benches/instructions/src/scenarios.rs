@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
-    Body, Cancel, Checked, Claim, Claimed, CommitOrder, Consumer, CountFailure, Discard, Draft, Dump, Ending, Event, EventId,
-    FailureCounted, Fingerprint, Key, LeaseRef, Load, Millis, OrderId, OrderingKey, Owner, Place, Purge, Query, Reader, Reason,
-    Receive, Received, Record, RecordEffect, Redrive, Register, Registered, Renew, Request, Retention, Retry, RunResult, Settle,
-    SkipTo, Store, Table, Transition,
+    Body, Cancel, Checked, Claim, Claimed, CommitOrder, Consumer, CountFailure, Discard, Draft,
+    Dump, Ending, Event, EventId, FailureCounted, Fingerprint, Key, LeaseRef, Load, Millis,
+    OrderId, OrderingKey, Owner, Place, Purge, Query, Reader, Reason, Receive, Received, Record,
+    RecordEffect, Redrive, Register, Registered, Renew, Request, Retention, Retry, RunResult,
+    Settle, SkipTo, Store, Table, Transition,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -28,8 +29,8 @@ struct After<O> {
     state: State,
 }
 
-/// Counts a transition in this state: deciding alone, and the whole run in a transaction of its own. It must come out as `right` says,
-/// so that it is what its name says.
+/// Counts a transition in this state: deciding alone, and the whole run in a transaction of its
+/// own. It must come out as `right` says, so that it is what its name says.
 fn transition<T: Transition>(
     name: &str,
     state: &State,
@@ -55,7 +56,12 @@ fn request(number: usize) -> Result<Request, Failed> {
 fn order(request: &Request, number: usize, events: usize) -> Result<CommitOrder<'_>, Failed> {
     let draft = || Draft::new("order.created", Body::json(BODY)?);
     let events = (0..events).map(|_| draft()).collect::<Result<Vec<_>, _>>()?;
-    Ok(CommitOrder::new(request, OrderId::new(format!("order-{number:05}"))?, Body::json(BODY)?, events)?)
+    Ok(CommitOrder::new(
+        request,
+        OrderId::new(format!("order-{number:05}"))?,
+        Body::json(BODY)?,
+        events,
+    )?)
 }
 
 fn event(state: &State, number: usize) -> Result<Event, Failed> {
@@ -81,7 +87,9 @@ pub(crate) fn run() -> Result<(), Failed> {
 }
 
 fn fingerprints() -> Result<(), Failed> {
-    count("fingerprint-of-2-fields", || Fingerprint::of([("item", "notebook"), ("quantity", "2")]))?;
+    count("fingerprint-of-2-fields", || {
+        Fingerprint::of([("item", "notebook"), ("quantity", "2")])
+    })?;
     Ok(())
 }
 
@@ -98,8 +106,12 @@ fn orders() -> Result<State, Failed> {
 /// What a sender does; the state in which events are confirmed and dead.
 fn sender(state: &State) -> Result<State, Failed> {
     let new = request(ORDERS)?;
-    let registered = transition("register-new", state, &Register::new(&new), |found| *found == Registered::New)?.state;
-    transition("register-again", &registered, &Register::new(&new), |found| *found == Registered::Open)?;
+    let registered =
+        transition("register-new", state, &Register::new(&new), |found| *found == Registered::New)?
+            .state;
+    transition("register-again", &registered, &Register::new(&new), |found| {
+        *found == Registered::Open
+    })?;
     let one = order(&new, ORDERS, 1)?;
     let committed = transition("commit-1-event", &registered, &one, |done| !done.repeated)?.state;
     transition("commit-again", &committed, &one, |done| done.repeated)?;
@@ -134,14 +146,24 @@ fn leases(claimed: &Claimed) -> Vec<LeaseRef> {
 }
 
 fn confirmed(claimed: &Claimed) -> Vec<RunResult> {
-    let events = |run: &twobox::Run| run.deliveries.iter().map(|delivery| delivery.event.clone()).collect();
-    claimed.runs.iter().map(|run| RunResult { lease: run.lease.clone(), confirmed: events(run), ended: None }).collect()
+    let events =
+        |run: &twobox::Run| run.deliveries.iter().map(|delivery| delivery.event.clone()).collect();
+    claimed
+        .runs
+        .iter()
+        .map(|run| RunResult { lease: run.lease.clone(), confirmed: events(run), ended: None })
+        .collect()
 }
 
 fn ended(claimed: &Claimed, ending: fn(Reason) -> Ending) -> Vec<RunResult> {
     let first = |run: &twobox::Run| run.deliveries.first().map(|delivery| delivery.event.clone());
-    let ended = |run| first(run).map(|event| (event, ending(Reason::new("the broker has no such queue"))));
-    claimed.runs.iter().map(|run| RunResult { lease: run.lease.clone(), confirmed: Vec::new(), ended: ended(run) }).collect()
+    let ended =
+        |run| first(run).map(|event| (event, ending(Reason::new("the broker has no such queue"))));
+    claimed
+        .runs
+        .iter()
+        .map(|run| RunResult { lease: run.lease.clone(), confirmed: Vec::new(), ended: ended(run) })
+        .collect()
 }
 
 fn operator(state: &State, delivered: &State) -> Result<(), Failed> {
@@ -154,10 +176,18 @@ fn operator(state: &State, delivered: &State) -> Result<(), Failed> {
     };
     let policy = Checked::default();
     let window = Retention::default().checked(&policy)?.redrive_window(&policy);
-    transition("cancel-1", state, &Cancel::new([pending()?], reason())?, |operated| operated.done.len() == 1)?;
-    transition("redrive-1", delivered, &Redrive::new(dead(1)?, window)?, |operated| operated.done.len() == 1)?;
-    transition("redrive-64", delivered, &Redrive::new(dead(64)?, window)?, |operated| operated.done.len() == 64)?;
-    transition("discard-1", delivered, &Discard::new(dead(1)?, reason())?, |operated| operated.done.len() == 1)?;
+    transition("cancel-1", state, &Cancel::new([pending()?], reason())?, |operated| {
+        operated.done.len() == 1
+    })?;
+    transition("redrive-1", delivered, &Redrive::new(dead(1)?, window)?, |operated| {
+        operated.done.len() == 1
+    })?;
+    transition("redrive-64", delivered, &Redrive::new(dead(64)?, window)?, |operated| {
+        operated.done.len() == 64
+    })?;
+    transition("discard-1", delivered, &Discard::new(dead(1)?, reason())?, |operated| {
+        operated.done.len() == 1
+    })?;
     Ok(())
 }
 
@@ -173,25 +203,49 @@ fn receiver(state: &State) -> Result<(), Failed> {
     let applied = |received: &Received| *received == Received::Applied;
     let received = transition("receive-new", state, &new, applied)?.state;
     transition("receive-with-effect", state, &new.clone().effect(body.clone()), applied)?;
-    transition("receive-duplicate", state, &Receive::new(parcels, &event), |received| *received == Received::Duplicate)?;
-    let first = transition("receive-in-order", state, &new.clone().in_order(key()?, place(1, 0)), applied)?.state;
+    transition("receive-duplicate", state, &Receive::new(parcels, &event), |received| {
+        *received == Received::Duplicate
+    })?;
+    let first =
+        transition("receive-in-order", state, &new.clone().in_order(key()?, place(1, 0)), applied)?
+            .state;
     let third = Receive::new(mails.clone(), &event).in_order(key()?, place(3, 2));
-    transition("receive-that-waits", &first, &third, |received| *received == Received::WaitsFor(2))?;
-    transition("record-effect", &received, &RecordEffect::new(mails.clone(), event.id.clone(), body), |()| true)?;
-    transition("skip-to", &first, &SkipTo::new(mails.clone(), key()?, place(9, 8)), |moved| *moved)?;
+    transition("receive-that-waits", &first, &third, |received| {
+        *received == Received::WaitsFor(2)
+    })?;
+    transition(
+        "record-effect",
+        &received,
+        &RecordEffect::new(mails.clone(), event.id.clone(), body),
+        |()| true,
+    )?;
+    transition("skip-to", &first, &SkipTo::new(mails.clone(), key()?, place(9, 8)), |moved| {
+        *moved
+    })?;
 
-    let failed = |limit| CountFailure::new(mails.clone(), &event, Reason::new("the database is locked"), limit);
-    transition("count-failure", state, &failed(16), |counted| *counted == FailureCounted::ComesAgain)?;
-    let poisoned = transition("count-last-failure", state, &failed(1), |counted| *counted == FailureCounted::Poisoned)?.state;
-    transition("retry", &poisoned, &Retry::new(mails.clone(), event.id.clone()), |retried| *retried)?;
+    let failed = |limit| {
+        CountFailure::new(mails.clone(), &event, Reason::new("the database is locked"), limit)
+    };
+    transition("count-failure", state, &failed(16), |counted| {
+        *counted == FailureCounted::ComesAgain
+    })?;
+    let poisoned = transition("count-last-failure", state, &failed(1), |counted| {
+        *counted == FailureCounted::Poisoned
+    })?
+    .state;
+    transition("retry", &poisoned, &Retry::new(mails.clone(), event.id.clone()), |retried| {
+        *retried
+    })?;
     Ok(())
 }
 
 fn calls(state: &State) -> Result<(), Failed> {
-    let call = CallKey { consumer: Consumer::new("payments")?, event: EventId::new("order-00500/1")? };
+    let call =
+        CallKey { consumer: Consumer::new("payments")?, event: EventId::new("order-00500/1")? };
     let intended = transition("intend", state, &Intend::new(call.clone()), |new| *new)?.state;
     let start = Start::new(call.clone(), LEASE, WhenUnknown::Ask);
-    let started = transition("start", &intended, &start, |started| *started == Started::Call(1))?.state;
+    let started =
+        transition("start", &intended, &start, |started| *started == Started::Call(1))?.state;
     transition("resolve", &started, &Resolve::new(call, CallEnd::Done(None)), |()| true)?;
     Ok(())
 }
@@ -199,10 +253,15 @@ fn calls(state: &State) -> Result<(), Failed> {
 fn purge(delivered: &State) -> Result<(), Failed> {
     let page = NonZeroU16::new(64).ok_or("64 is not 0")?;
     let policy = Checked::default();
-    let soon = Retention { events: Retention::SHORTEST, ..Retention::default() }.checked(&policy)?;
+    let soon =
+        Retention { events: Retention::SHORTEST, ..Retention::default() }.checked(&policy)?;
     let default = Retention::default().checked(&policy)?;
-    transition("purge-64-of-64", delivered, &Purge::new(&soon, Table::Outbox, page), |purged| purged.removed == 64)?;
-    transition("purge-0-of-64", delivered, &Purge::new(&default, Table::Outbox, page), |purged| purged.removed == 0)?;
+    transition("purge-64-of-64", delivered, &Purge::new(&soon, Table::Outbox, page), |purged| {
+        purged.removed == 64
+    })?;
+    transition("purge-0-of-64", delivered, &Purge::new(&default, Table::Outbox, page), |purged| {
+        purged.removed == 0
+    })?;
     Ok(())
 }
 

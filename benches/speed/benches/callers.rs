@@ -1,4 +1,5 @@
-//! Many callers that place single orders in one store, each waiting until its order is durable before it places the next.
+//! Many callers that place single orders in one store, each waiting until its order is durable
+//! before it places the next.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
@@ -11,7 +12,8 @@ use twobox_speed::report::{Data, median};
 use twobox_speed::{ByHand, Contender, Order, WithTwobox};
 use twobox_tokio::Blocking;
 
-/// How orders come: from so many threads or tasks, or all from one caller in one write, with twobox or by hand.
+/// How orders come: from so many threads or tasks, or all from one caller in one write, with twobox
+/// or by hand.
 const CALLERS: [(&str, u64); 10] = [
     ("threads", 1),
     ("threads", 2),
@@ -31,7 +33,9 @@ fn run(folder: &Path, kind: &str, callers: u64, most: u64) -> [f64; 2] {
     let folder = tempfile::tempdir_in(folder).unwrap();
     let each = (most / callers).min(most / 16);
     if kind == "in one write by hand" {
-        return counted(&ByHand::create(folder.path()), callers * each, |store| in_one_write(store, callers, each));
+        return counted(&ByHand::create(folder.path()), callers * each, |store| {
+            in_one_write(store, callers, each)
+        });
     }
     let store = Arc::new(WithTwobox::create(folder.path()));
     counted(&*store, callers * each, |_| match kind {
@@ -47,7 +51,8 @@ fn counted<C: Contender>(store: &C, orders: u64, work: impl FnOnce(&C) -> f64) -
     [orders as f64 / seconds, orders as f64 / (store.syncs().unwrap() - before) as f64]
 }
 
-/// What callers place at the same time, placed by one: what is left to be gained if there were no threads to switch between.
+/// What callers place at the same time, placed by one: what is left to be gained if there were no
+/// threads to switch between.
 fn in_one_write<C: Contender>(store: &C, callers: u64, each: u64) -> f64 {
     let begun = Instant::now();
     for number in 0..each {
@@ -88,7 +93,8 @@ fn on_tasks(store: &Arc<WithTwobox>, callers: u64, each: u64) -> f64 {
             let store = store.clone();
             tokio::spawn(async move {
                 for number in 0..each {
-                    let repeated = store.call(move |store| store.place(&[order(caller, number)])).await;
+                    let repeated =
+                        store.call(move |store| store.place(&[order(caller, number)])).await;
                     assert_eq!(repeated, Ok(0));
                 }
             })
@@ -110,14 +116,22 @@ fn main() {
     let memory = Path::new("/dev/shm");
     let columns = "syncs,callers,kind,orders a second,ratio to one caller,orders a commit,rounds";
     let mut data = Data::new("callers.csv", &[&disk, memory], columns);
-    for (syncs, folder, rounds, most) in [("durable", disk.as_path(), 7, 4096), ("none", memory, 5, 16_384)] {
-        let rounds: Vec<Vec<[f64; 2]>> =
-            (0..rounds).map(|_| CALLERS.iter().map(|(kind, callers)| run(folder, kind, *callers, most)).collect()).collect();
+    for (syncs, folder, rounds, most) in
+        [("durable", disk.as_path(), 7, 4096), ("none", memory, 5, 16_384)]
+    {
+        let rounds: Vec<Vec<[f64; 2]>> = (0..rounds)
+            .map(|_| {
+                CALLERS.iter().map(|(kind, callers)| run(folder, kind, *callers, most)).collect()
+            })
+            .collect();
         for (at, (kind, callers)) in CALLERS.iter().enumerate() {
             let speed = median(rounds.iter().map(|round| round[at][0]));
             let ratio = median(rounds.iter().map(|round| round[at][0] / round[0][0]));
             let shared = median(rounds.iter().map(|round| round[at][1]));
-            data.push(&format!("{syncs},{callers},{kind},{speed:.0},{ratio:.2},{shared:.1},{}", rounds.len()));
+            data.push(&format!(
+                "{syncs},{callers},{kind},{speed:.0},{ratio:.2},{shared:.1},{}",
+                rounds.len()
+            ));
         }
     }
     data.keep();

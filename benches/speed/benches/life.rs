@@ -1,8 +1,9 @@
 //! Placing and delivering orders: with twobox, by hand on redb, by hand on SQLite.
 //!
-//! No benchmark framework: those measure one candidate to its end and then the next, and on a machine that others use as well the ratio of two
-//! such figures says who was busy meanwhile. Here each round measures all three, one right after the other, and what counts is the
-//! median of the rounds' ratios. Each life has a new database, which grows no larger than one round makes it.
+//! No benchmark framework: those measure one candidate to its end and then the next, and on a
+//! machine that others use as well the ratio of two such figures says who was busy meanwhile. Here
+//! each round measures all three, one right after the other, and what counts is the median of the
+//! rounds' ratios. Each life has a new database, which grows no larger than one round makes it.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
@@ -16,7 +17,8 @@ use twobox_speed::{ByHand, Contender, Order, Sqlite, WithTwobox};
 /// Microseconds for each order: to place it, to deliver its event, and both.
 type Times = [f64; 3];
 const PHASES: [&str; 3] = ["place", "drain", "life"];
-const CONTENDERS: [(&str, Life); 3] = [("twobox", life::<WithTwobox>), ("by-hand", life::<ByHand>), ("sqlite", life::<Sqlite>)];
+const CONTENDERS: [(&str, Life); 3] =
+    [("twobox", life::<WithTwobox>), ("by-hand", life::<ByHand>), ("sqlite", life::<Sqlite>)];
 
 type Life = fn(&Path, &[Order], usize) -> Times;
 
@@ -39,10 +41,14 @@ fn main() {
     }
     let disk = std::env::temp_dir();
     let memory = Path::new("/dev/shm");
-    let columns = "syncs,body bytes,batch,phase,contender,us per order,ratio to by hand,rounds,orders";
+    let columns =
+        "syncs,body bytes,batch,phase,contender,us per order,ratio to by hand,rounds,orders";
     let mut data = Data::new("life.csv", &[&disk, memory], columns);
-    // How long a sync takes changes from one second to the next, so rounds on the disk are short and many.
-    for (syncs, folder, rounds, single, batched) in [("durable", disk.as_path(), 41, 16, 512), ("none", memory, 15, 512, 4096)] {
+    // How long a sync takes changes from one second to the next, so rounds on the disk are short
+    // and many.
+    for (syncs, folder, rounds, single, batched) in
+        [("durable", disk.as_path(), 41, 16, 512), ("none", memory, 15, 512, 4096)]
+    {
         for (size, batch, orders) in [
             (100, 1, single),
             (100, 256, batched),
@@ -65,8 +71,9 @@ fn main() {
                 })
                 .collect();
             for (phase, name) in PHASES.iter().enumerate() {
-                let ratios: [f64; 3] =
-                    array::from_fn(|who| median(rounds.iter().map(|times| times[who][phase] / times[1][phase])));
+                let ratios: [f64; 3] = array::from_fn(|who| {
+                    median(rounds.iter().map(|times| times[who][phase] / times[1][phase]))
+                });
                 for (who, (contender, _)) in CONTENDERS.iter().enumerate() {
                     let time = median(rounds.iter().map(|times| times[who][phase]));
                     let ratio = ratios[who];

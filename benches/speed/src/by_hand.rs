@@ -2,9 +2,13 @@
 
 use std::path::Path;
 
-use redb::{Builder, Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
+use redb::{
+    Builder, Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
+};
 
-use crate::{CACHE, CONSUMER, Contender, CountedFile, EVENT_TYPE, LEASE, NOW, Order, SCOPE, Syncs, digest};
+use crate::{
+    CACHE, CONSUMER, Contender, CountedFile, EVENT_TYPE, LEASE, NOW, Order, SCOPE, Syncs, digest,
+};
 
 type Bytes = &'static [u8];
 const REQUESTS: TableDefinition<'_, &str, Bytes> = TableDefinition::new("requests");
@@ -24,8 +28,8 @@ pub struct ByHand {
     syncs: Syncs,
 }
 
-/// What is known of a lane: the last sequence in it, the first that is not confirmed, when it is due or its lease ends, the token of its
-/// lease, and how often its first event was started.
+/// What is known of a lane: the last sequence in it, the first that is not confirmed, when it is
+/// due or its lease ends, the token of its lease, and how often its first event was started.
 #[derive(Default, Clone, Copy)]
 struct Lane {
     last: u64,
@@ -38,14 +42,17 @@ struct Lane {
 impl Lane {
     fn read(bytes: &[u8]) -> Self {
         let (chunks, _) = bytes.as_chunks::<8>();
-        let [last, next, due, token, starts] = [0, 1, 2, 3, 4].map(|at| u64::from_be_bytes(chunks[at]));
+        let [last, next, due, token, starts] =
+            [0, 1, 2, 3, 4].map(|at| u64::from_be_bytes(chunks[at]));
         Self { last, next, due, token, starts }
     }
 
     fn bytes(self) -> [u8; 40] {
         let mut bytes = [0; 40];
         let (chunks, _) = bytes.as_chunks_mut::<8>();
-        for (chunk, value) in chunks.iter_mut().zip([self.last, self.next, self.due, self.token, self.starts]) {
+        for (chunk, value) in
+            chunks.iter_mut().zip([self.last, self.next, self.due, self.token, self.starts])
+        {
             *chunk = value.to_be_bytes();
         }
         bytes
@@ -88,7 +95,12 @@ impl ByHand {
                     continue;
                 }
                 // Nothing else was written in it since it was placed, so it need not be read.
-                outbox.insert(event.as_str(), outbox_row(*sequence, true, lane.starts, key).as_slice()).unwrap();
+                outbox
+                    .insert(
+                        event.as_str(),
+                        outbox_row(*sequence, true, lane.starts, key).as_slice(),
+                    )
+                    .unwrap();
                 pending.remove((key.as_str(), *sequence)).unwrap();
                 due.remove((lane.due, key.as_str())).unwrap();
                 lane.next = sequence + 1;
@@ -103,11 +115,14 @@ impl ByHand {
                 .range((0, "")..(NOW + 1, ""))
                 .unwrap()
                 .take(batch)
-                .map(|entry| entry.map(|(key, _)| (key.value().0, key.value().1.to_string())).unwrap())
+                .map(|entry| {
+                    entry.map(|(key, _)| (key.value().0, key.value().1.to_string())).unwrap()
+                })
                 .collect();
             for (at, key) in free {
                 let mut lane = Lane::read(lanes.get(key.as_str()).unwrap().unwrap().value());
-                let event = pending.get((key.as_str(), lane.next)).unwrap().unwrap().value().to_string();
+                let event =
+                    pending.get((key.as_str(), lane.next)).unwrap().unwrap().value().to_string();
                 let envelope = events.get(event.as_str()).unwrap().unwrap().value().to_vec();
                 due.remove((at, key.as_str())).unwrap();
                 lane.due = NOW + LEASE;
@@ -115,7 +130,13 @@ impl ByHand {
                 lane.starts += 1;
                 due.insert((lane.due, key.as_str()), ()).unwrap();
                 lanes.insert(key.as_str(), lane.bytes().as_slice()).unwrap();
-                leased.push(Leased { event, lane: key, sequence: lane.next, token: lane.token, envelope });
+                leased.push(Leased {
+                    event,
+                    lane: key,
+                    sequence: lane.next,
+                    token: lane.token,
+                    envelope,
+                });
             }
         }
         if !(delivered.is_empty() && leased.is_empty()) {
@@ -131,7 +152,10 @@ impl ByHand {
             let mut inbox = tx.open_table(INBOX).unwrap();
             for Leased { event, envelope, .. } in leased {
                 let digest = digest(&[event.as_bytes(), envelope]);
-                let known = inbox.get((CONSUMER, event.as_str())).unwrap().map(|row| row.value()[..32] == digest);
+                let known = inbox
+                    .get((CONSUMER, event.as_str()))
+                    .unwrap()
+                    .map(|row| row.value()[..32] == digest);
                 match known {
                     Some(same) => assert!(same),
                     None => {
@@ -189,7 +213,8 @@ impl Contender for ByHand {
                 let event = format!("{id}/1");
                 assert!(table.insert(id.as_str(), order.body.as_slice()).unwrap().is_none());
                 let mut envelope = Vec::with_capacity(64 + order.body.len());
-                for part in [id.as_bytes(), EVENT_TYPE.as_bytes(), &NOW.to_be_bytes(), &order.body] {
+                for part in [id.as_bytes(), EVENT_TYPE.as_bytes(), &NOW.to_be_bytes(), &order.body]
+                {
                     envelope.extend_from_slice(&(part.len() as u32).to_be_bytes());
                     envelope.extend_from_slice(part);
                 }
@@ -204,7 +229,9 @@ impl Contender for ByHand {
                 }
                 lanes.insert(id.as_str(), lane.bytes().as_slice()).unwrap();
                 pending.insert((id.as_str(), lane.last), event.as_str()).unwrap();
-                outbox.insert(event.as_str(), outbox_row(lane.last, false, 0, &id).as_slice()).unwrap();
+                outbox
+                    .insert(event.as_str(), outbox_row(lane.last, false, 0, &id).as_slice())
+                    .unwrap();
             }
         }
         tx.commit().unwrap();

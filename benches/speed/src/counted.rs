@@ -1,5 +1,5 @@
-//! A file for redb that counts its syncs: one for each commit that is durable when it returns. When it has grown, it is synced once more,
-//! which is not counted.
+//! A file for redb that counts its syncs: one for each commit that is durable when it returns. When
+//! it has grown, it is synced once more, which is not counted.
 
 use std::fs::File;
 use std::io;

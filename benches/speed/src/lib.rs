@@ -1,8 +1,10 @@
 //! The life of an order, three times: with twobox on redb, by hand on redb, and by hand on SQLite.
 //!
-//! The three do the same: a request is bound to its parameters, the order and its event are one commit, a relay leases what is due in the order of each
-//! key, a consumer marks each event as applied once, and the confirmation is written with the next claim. The two by hand are what a
-//! careful engineer would write for exactly this, and no more: no failures and dead letters, no operator, no headers, no checksums of rows.
+//! The three do the same: a request is bound to its parameters, the order and its event are one
+//! commit, a relay leases what is due in the order of each key, a consumer marks each event as
+//! applied once, and the confirmation is written with the next claim. The two by hand are what a
+//! careful engineer would write for exactly this, and no more: no failures and dead letters, no
+//! operator, no headers, no checksums of rows.
 
 // A benchmark that cannot go on has nothing to report.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
@@ -36,7 +38,9 @@ impl Order {
     #[must_use]
     pub fn new(number: u64, size: usize) -> Self {
         let seed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let body = (0..size as u64).map(|at| b'a' + (seed.rotate_left(at as u32 % 64) % 26) as u8).collect();
+        let body = (0..size as u64)
+            .map(|at| b'a' + (seed.rotate_left(at as u32 % 64) % 26) as u8)
+            .collect();
         Self { number, body }
     }
 

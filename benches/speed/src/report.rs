@@ -1,4 +1,5 @@
-//! What a measurement is worth: medians over interleaved rounds, and the conditions they were taken under.
+//! What a measurement is worth: medians over interleaved rounds, and the conditions they were taken
+//! under.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -31,10 +32,12 @@ impl Data {
     #[must_use]
     pub fn new(name: &'static str, folders: &[&Path], columns: &str) -> Self {
         let mut text = String::new();
-        let mut say = |name: &str, value: &str| writeln!(text, "# {name}: {}", value.trim()).unwrap();
+        let mut say =
+            |name: &str, value: &str| writeln!(text, "# {name}: {}", value.trim()).unwrap();
         say("date", &first_line("date", &["-u", "+%Y-%m-%d %H:%M UTC"]));
         let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = processors.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+        let model =
+            processors.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
         let count = std::thread::available_parallelism().map_or(0, usize::from);
         say("processor", &format!("{count} x {}", model.trim_start_matches([' ', '\t', ':'])));
         say("system", &first_line("uname", &["-sr"]));
@@ -80,11 +83,16 @@ fn load() -> String {
 
 fn version_of(package: &str) -> String {
     let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap_or_default();
-    let after = lock.split_once(&format!("name = \"{package}\"\nversion = \"")).map_or("", |(_, after)| after);
+    let after = lock
+        .split_once(&format!("name = \"{package}\"\nversion = \""))
+        .map_or("", |(_, after)| after);
     after.split('"').next().unwrap_or_default().to_string()
 }
 
 fn first_line(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
-    output.map_or_else(|_| "unknown".to_string(), |output| String::from_utf8_lossy(&output.stdout).trim().to_string())
+    output.map_or_else(
+        |_| "unknown".to_string(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_string(),
+    )
 }

@@ -1,4 +1,5 @@
-//! The life of an order by hand on SQLite: WAL, `synchronous=FULL`, so a commit is durable when it returns.
+//! The life of an order by hand on SQLite: WAL, `synchronous=FULL`, so a commit is durable when it
+//! returns.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -26,7 +27,8 @@ const SCHEMA: &str = "
 impl Contender for Sqlite {
     fn create(folder: &Path) -> Self {
         let connection = Connection::open(folder.join("by-hand.sqlite")).unwrap();
-        let mode: String = connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).unwrap();
+        let mode: String =
+            connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).unwrap();
         assert_eq!(mode, "wal");
         connection.pragma_update(None, "synchronous", "FULL").unwrap();
         connection.pragma_update(None, "cache_size", -((CACHE >> 10) as i64)).unwrap();
@@ -40,14 +42,23 @@ impl Contender for Sqlite {
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
         let mut repeated = 0;
         {
-            let mut known = tx.prepare_cached("SELECT fingerprint FROM requests WHERE scope = ?1 AND id = ?2").unwrap();
-            let mut bind = tx.prepare_cached("INSERT INTO requests VALUES (?1, ?2, ?3, ?4)").unwrap();
+            let mut known = tx
+                .prepare_cached("SELECT fingerprint FROM requests WHERE scope = ?1 AND id = ?2")
+                .unwrap();
+            let mut bind =
+                tx.prepare_cached("INSERT INTO requests VALUES (?1, ?2, ?3, ?4)").unwrap();
             let mut insert = tx.prepare_cached("INSERT INTO orders VALUES (?1, ?2)").unwrap();
-            let mut tell =
-                tx.prepare_cached("INSERT INTO outbox (event, type, lane, due, body) VALUES (?1, ?2, ?3, ?4, ?5)").unwrap();
+            let mut tell = tx
+                .prepare_cached(
+                    "INSERT INTO outbox (event, type, lane, due, body) VALUES (?1, ?2, ?3, ?4, ?5)",
+                )
+                .unwrap();
             for order in orders {
-                let (id, request, fingerprint) = (order.id(), order.request(), digest(&[&order.body]));
-                let known = known.query_row(params![SCOPE, request], |row| Ok(row.get_ref(0)?.as_blob()? == fingerprint));
+                let (id, request, fingerprint) =
+                    (order.id(), order.request(), digest(&[&order.body]));
+                let known = known.query_row(params![SCOPE, request], |row| {
+                    Ok(row.get_ref(0)?.as_blob()? == fingerprint)
+                });
                 if let Some(same) = known.optional().unwrap() {
                     assert!(same);
                     repeated += 1;
@@ -55,7 +66,8 @@ impl Contender for Sqlite {
                 }
                 bind.execute(params![SCOPE, request, fingerprint, id]).unwrap();
                 insert.execute(params![id, order.body]).unwrap();
-                tell.execute(params![format!("{id}/1"), EVENT_TYPE, id, NOW as i64, order.body]).unwrap();
+                tell.execute(params![format!("{id}/1"), EVENT_TYPE, id, NOW as i64, order.body])
+                    .unwrap();
             }
         }
         tx.commit().unwrap();
@@ -76,7 +88,10 @@ impl Contender for Sqlite {
     }
 
     fn applied(&self) -> u64 {
-        self.0.borrow().query_row("SELECT COUNT(*) FROM inbox", [], |row| row.get::<_, i64>(0)).unwrap() as u64
+        self.0
+            .borrow()
+            .query_row("SELECT COUNT(*) FROM inbox", [], |row| row.get::<_, i64>(0))
+            .unwrap() as u64
     }
 
     fn syncs(&self) -> Option<u64> {
@@ -93,11 +108,17 @@ struct Leased {
 }
 
 /// Confirms what was delivered and leases the first of each lane, in one commit.
-fn settle_and_claim(connection: &mut Connection, delivered: &[Leased], batch: usize) -> Vec<Leased> {
+fn settle_and_claim(
+    connection: &mut Connection,
+    delivered: &[Leased],
+    batch: usize,
+) -> Vec<Leased> {
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
     let leased: Vec<Leased>;
     {
-        let mut confirm = tx.prepare_cached("UPDATE outbox SET confirmed = 1 WHERE sequence = ?1 AND token = ?2").unwrap();
+        let mut confirm = tx
+            .prepare_cached("UPDATE outbox SET confirmed = 1 WHERE sequence = ?1 AND token = ?2")
+            .unwrap();
         for Leased { sequence, token, .. } in delivered {
             confirm.execute([sequence, token]).unwrap();
         }
@@ -110,13 +131,21 @@ fn settle_and_claim(connection: &mut Connection, delivered: &[Leased], batch: us
             .unwrap();
         leased = first
             .query_map(params![NOW as i64, batch as i64], |row| {
-                Ok(Leased { sequence: row.get(0)?, token: row.get::<_, i64>(1)? + 1, event: row.get(2)?, body: row.get(3)? })
+                Ok(Leased {
+                    sequence: row.get(0)?,
+                    token: row.get::<_, i64>(1)? + 1,
+                    event: row.get(2)?,
+                    body: row.get(3)?,
+                })
             })
             .unwrap()
             .collect::<Result<_, _>>()
             .unwrap();
-        let mut lease =
-            tx.prepare_cached("UPDATE outbox SET due = ?1, starts = starts + 1, token = ?2 WHERE sequence = ?3").unwrap();
+        let mut lease = tx
+            .prepare_cached(
+                "UPDATE outbox SET due = ?1, starts = starts + 1, token = ?2 WHERE sequence = ?3",
+            )
+            .unwrap();
         for Leased { sequence, token, .. } in &leased {
             lease.execute(params![(NOW + LEASE) as i64, token, sequence]).unwrap();
         }
@@ -131,12 +160,19 @@ fn settle_and_claim(connection: &mut Connection, delivered: &[Leased], batch: us
 fn receive(connection: &mut Connection, leased: &[Leased]) {
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
     {
-        let mut insert = tx.prepare_cached("INSERT INTO inbox VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING").unwrap();
-        let mut known = tx.prepare_cached("SELECT digest FROM inbox WHERE consumer = ?1 AND event = ?2").unwrap();
+        let mut insert = tx
+            .prepare_cached("INSERT INTO inbox VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING")
+            .unwrap();
+        let mut known = tx
+            .prepare_cached("SELECT digest FROM inbox WHERE consumer = ?1 AND event = ?2")
+            .unwrap();
         for Leased { event, body, .. } in leased {
             let digest = digest(&[event.as_bytes(), body]);
             if insert.execute(params![CONSUMER, event, digest, NOW as i64]).unwrap() == 0 {
-                assert_eq!(known.query_row([CONSUMER, event], |row| row.get::<_, Vec<u8>>(0)).unwrap(), digest);
+                assert_eq!(
+                    known.query_row([CONSUMER, event], |row| row.get::<_, Vec<u8>>(0)).unwrap(),
+                    digest
+                );
             }
         }
     }

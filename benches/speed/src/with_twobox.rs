@@ -5,7 +5,10 @@ use std::path::Path;
 
 use redb::{ReadableDatabase, ReadableTableMetadata, TableDefinition};
 use twobox::relay::{InProcess, Message, Relay, RelaySettings};
-use twobox::{Body, CommitOrder, Consumer, Draft, Fingerprint, Handled, Inbox, Millis, OrderId, Owner, Request, RunError, Store};
+use twobox::{
+    Body, CommitOrder, Consumer, Draft, Fingerprint, Handled, Inbox, Millis, OrderId, Owner,
+    Request, RunError, Store,
+};
 use twobox_redb::{RedbOptions, RedbStore};
 
 use crate::{CACHE, CONSUMER, Contender, CountedFile, EVENT_TYPE, NOW, Order, SCOPE, Syncs};
@@ -28,7 +31,9 @@ impl Contender for WithTwobox {
     fn place(&self, orders: &[Order]) -> u64 {
         let requests: Vec<Request> = orders
             .iter()
-            .map(|order| Request::new(SCOPE, order.request(), Fingerprint::of_bytes(&order.body)).unwrap())
+            .map(|order| {
+                Request::new(SCOPE, order.request(), Fingerprint::of_bytes(&order.body)).unwrap()
+            })
             .collect();
         let commits = orders.iter().zip(&requests).map(|(order, request)| {
             let body = Body::new("application/octet-stream", &order.body).unwrap();
@@ -40,7 +45,9 @@ impl Contender for WithTwobox {
             [commit] => u64::from(self.store.run(commit, TIME).unwrap().repeated),
             commits => {
                 let placed = self.store.write(TIME, |tx| {
-                    commits.iter().try_fold(0, |repeated, commit| Ok(repeated + u64::from(tx.run(commit)?.repeated)))
+                    commits.iter().try_fold(0, |repeated, commit| {
+                        Ok(repeated + u64::from(tx.run(commit)?.repeated))
+                    })
                 });
                 placed.map_err(RunError::flatten).unwrap()
             }
@@ -48,7 +55,11 @@ impl Contender for WithTwobox {
     }
 
     fn drain(&self, batch: usize) -> u64 {
-        let settings = RelaySettings { window: batch, run: batch.min(16), ..RelaySettings::new(Owner::new("relay-1").unwrap()) };
+        let settings = RelaySettings {
+            window: batch,
+            run: batch.min(16),
+            ..RelaySettings::new(Owner::new("relay-1").unwrap())
+        };
         let inbox = Inbox::new(&self.store, Consumer::new(CONSUMER).unwrap());
         let publisher = InProcess::new(inbox, |_, _: &Message| Ok::<_, Infallible>(Handled::Done));
         let mut relay = Relay::new(&self.store, publisher, settings, TIME).unwrap();

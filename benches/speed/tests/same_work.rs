@@ -4,7 +4,8 @@
 
 use twobox_speed::{ByHand, Contender, Order, Sqlite, WithTwobox};
 
-/// Lives the lives of 40 orders, and says how often the file was synced while they were placed, placed again, and delivered.
+/// Lives the lives of 40 orders, and says how often the file was synced while they were placed,
+/// placed again, and delivered.
 fn life<C: Contender>(batch: usize) -> [Option<u64>; 3] {
     let folder = tempfile::tempdir().unwrap();
     let contender = C::create(folder.path());
@@ -37,7 +38,8 @@ fn all_three_deliver_each_event_once_and_recognise_a_retry() {
 
 #[test]
 fn twobox_syncs_as_often_as_by_hand() {
-    // A commit of each chunk; then claims with the confirmations of the batch before, and a commit of the inbox for each batch.
+    // A commit of each chunk; then claims with the confirmations of the batch before, and a commit
+    // of the inbox for each batch.
     for (batch, chunks) in [(1, 40), (16, 3)] {
         let expected = [Some(chunks), Some(0), Some(2 * chunks + 1)];
         assert_eq!(life::<WithTwobox>(batch), expected);

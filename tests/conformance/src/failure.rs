@@ -4,7 +4,8 @@ use std::fmt;
 
 use thiserror::Error;
 
-/// A check that did not hold: where, and what was found. Its `Debug` is its text, so that a test which returns it reads well.
+/// A check that did not hold: where, and what was found. Its `Debug` is its text, so that a test
+/// which returns it reads well.
 #[derive(Clone, PartialEq, Eq, Error)]
 #[error("{text}")]
 pub struct Failure {

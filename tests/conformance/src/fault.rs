@@ -1,5 +1,5 @@
-//! The faults: at which sites they strike, and what each does. Sites are numbered as they are reached, in the driver
-//! and in the delivery, so that every adapter has the same points.
+//! The faults: at which sites they strike, and what each does. Sites are numbered as they are
+//! reached, in the driver and in the delivery, so that every adapter has the same points.
 
 use std::cell::{Cell, RefCell};
 
@@ -55,7 +55,8 @@ pub enum LoadFault {
 /// A fault before a batch is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ApplyFault {
-    /// A rival has written the first row of the batch since it was read, so that the store itself must find the guard broken.
+    /// A rival has written the first row of the batch since it was read, so that the store itself
+    /// must find the guard broken.
     RivalWrites,
     /// The store reports a conflict, as it would for a deadlock or a serialisation failure.
     Conflict,
@@ -140,13 +141,17 @@ impl Fault {
     #[must_use]
     pub const fn kills(self) -> bool {
         match self {
-            Self::Load(LoadFault::Crash) | Self::Commit(CommitFault::CrashAfter) | Self::Begin(BeginFault::CloseAndReopen) => {
-                true
-            }
+            Self::Load(LoadFault::Crash)
+            | Self::Commit(CommitFault::CrashAfter)
+            | Self::Begin(BeginFault::CloseAndReopen) => true,
             Self::Load(LoadFault::Fails)
-            | Self::Apply(ApplyFault::RivalWrites | ApplyFault::Conflict | ApplyFault::FailsPartWay)
+            | Self::Apply(
+                ApplyFault::RivalWrites | ApplyFault::Conflict | ApplyFault::FailsPartWay,
+            )
             | Self::Commit(CommitFault::DidNotTake | CommitFault::TookButFailed)
-            | Self::Publish(PublishFault::Fails | PublishFault::ConfirmationLost | PublishFault::LeaseRunsOut)
+            | Self::Publish(
+                PublishFault::Fails | PublishFault::ConfirmationLost | PublishFault::LeaseRunsOut,
+            )
             | Self::Begin(BeginFault::ClockStepsBack | BeginFault::RivalFirst) => false,
         }
     }
@@ -184,18 +189,34 @@ impl Fault {
             Self::Apply(ApplyFault::Conflict) => {
                 "The store reports a conflict although no row has changed; the driver runs the transition again."
             }
-            Self::Apply(ApplyFault::FailsPartWay) => "Half of the changes are written, then the store reports an error.",
+            Self::Apply(ApplyFault::FailsPartWay) => {
+                "Half of the changes are written, then the store reports an error."
+            }
             Self::Commit(CommitFault::DidNotTake) => "The commit fails, and nothing was written.",
-            Self::Commit(CommitFault::TookButFailed) => "The commit reports a failure, but everything was written.",
-            Self::Commit(CommitFault::CrashAfter) => "The commit takes, and the program dies before anybody hears of it.",
-            Self::Publish(PublishFault::Fails) => "The broker reports an error, and the event does not arrive.",
-            Self::Publish(PublishFault::ConfirmationLost) => "The event arrives, but the relay is told that it did not.",
+            Self::Commit(CommitFault::TookButFailed) => {
+                "The commit reports a failure, but everything was written."
+            }
+            Self::Commit(CommitFault::CrashAfter) => {
+                "The commit takes, and the program dies before anybody hears of it."
+            }
+            Self::Publish(PublishFault::Fails) => {
+                "The broker reports an error, and the event does not arrive."
+            }
+            Self::Publish(PublishFault::ConfirmationLost) => {
+                "The event arrives, but the relay is told that it did not."
+            }
             Self::Publish(PublishFault::LeaseRunsOut) => {
                 "Publishing takes longer than the lease; meanwhile relay-9 claims, delivers and settles the same event."
             }
-            Self::Begin(BeginFault::ClockStepsBack) => "The clock steps back by an hour before a step.",
-            Self::Begin(BeginFault::CloseAndReopen) => "The program ends before a step, and the stores are opened again.",
-            Self::Begin(BeginFault::RivalFirst) => "Another process does the same step just before, and is not heard of again.",
+            Self::Begin(BeginFault::ClockStepsBack) => {
+                "The clock steps back by an hour before a step."
+            }
+            Self::Begin(BeginFault::CloseAndReopen) => {
+                "The program ends before a step, and the stores are opened again."
+            }
+            Self::Begin(BeginFault::RivalFirst) => {
+                "Another process does the same step just before, and is not heard of again."
+            }
         }
     }
 }
@@ -251,7 +272,11 @@ impl Plan {
         let mut points = self.points.borrow_mut();
         points.push(Point { site, step: self.step.get() });
         let number = points.len();
-        let fault = self.faults.iter().find(|(at, fault)| *at == number && fault.site() == site).map(|(_, fault)| *fault);
+        let fault = self
+            .faults
+            .iter()
+            .find(|(at, fault)| *at == number && fault.site() == site)
+            .map(|(_, fault)| *fault);
         if fault.is_some() {
             self.struck.set(self.struck.get() + 1);
         }

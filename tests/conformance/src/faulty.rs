@@ -1,11 +1,14 @@
-//! A store that wraps another one and strikes at the points of a [`Plan`]. It sits between the driver and the adapter, so the
-//! adapter sees nothing but calls that it must be able to bear.
+//! A store that wraps another one and strikes at the points of a [`Plan`]. It sits between the
+//! driver and the adapter, so the adapter sees nothing but calls that it must be able to bear.
 
 use std::fmt;
 use std::rc::Rc;
 
 use thiserror::Error;
-use twobox::{Applied, Batch, Change, Expect, Key, Load, Query, Reader, Record, Rows, Store, Stored, Tables, Transaction};
+use twobox::{
+    Applied, Batch, Change, Expect, Key, Load, Query, Reader, Record, Rows, Store, Stored, Tables,
+    Transaction,
+};
 
 use crate::fault::{ApplyFault, CommitFault, LoadFault, Plan};
 use crate::harness::{ErrorOf, Harness, TxOf};
@@ -65,7 +68,10 @@ impl<H: Harness> Reader for Faulty<H> {
     type View<'a> = FaultyTables<'a, <H::Store as Reader>::View<'a>>;
 
     fn view(&self) -> Result<Self::View<'_>, Self::Error> {
-        Ok(FaultyTables { inner: self.inner().view().map_err(FaultError::Store)?, plan: &self.plan })
+        Ok(FaultyTables {
+            inner: self.inner().view().map_err(FaultError::Store)?,
+            plan: &self.plan,
+        })
     }
 }
 
@@ -73,7 +79,10 @@ impl<H: Harness> Store for Faulty<H> {
     type Tx<'a> = FaultyTables<'a, TxOf<'a, H>>;
 
     fn begin(&self) -> Result<Self::Tx<'_>, Self::Error> {
-        Ok(FaultyTables { inner: self.inner().begin().map_err(FaultError::Store)?, plan: &self.plan })
+        Ok(FaultyTables {
+            inner: self.inner().begin().map_err(FaultError::Store)?,
+            plan: &self.plan,
+        })
     }
 }
 
@@ -100,7 +109,8 @@ impl<X: Tables> Tables for FaultyTables<'_, X> {
             },
             Some(ApplyFault::FailsPartWay) => {
                 let half = batch.changes()[..batch.changes().len().div_ceil(2)].to_vec();
-                let half = Batch::of(half).map_err(|error| FaultError::Contract(error.to_string()))?;
+                let half =
+                    Batch::of(half).map_err(|error| FaultError::Contract(error.to_string()))?;
                 match self.inner.apply(&half).map_err(FaultError::Store)? {
                     Applied::Written => Err(FaultError::Injected),
                     Applied::Conflict(key) => Err(conflict_without_reason(&key)),
@@ -111,17 +121,24 @@ impl<X: Tables> Tables for FaultyTables<'_, X> {
 }
 
 impl<X: Tables> FaultyTables<'_, X> {
-    /// Lets a rival write the first row of the batch, and then applies it: its guard must not hold. The rival writes through the same
-    /// transaction, which every store allows, and is rolled back with it.
+    /// Lets a rival write the first row of the batch, and then applies it: its guard must not hold.
+    /// The rival writes through the same transaction, which every store allows, and is rolled back
+    /// with it.
     fn after_a_rival(&mut self, batch: &Batch) -> Result<Applied, FaultError<X::Error>> {
         let Some(change) = batch.changes().first() else { return Ok(Applied::Written) };
-        let there = self.inner.load(&Query::rows([change.key()])).map_err(FaultError::Store)?.into_vec();
+        let there =
+            self.inner.load(&Query::rows([change.key()])).map_err(FaultError::Store)?.into_vec();
         let rival = match (there.into_iter().next(), change) {
-            (Some(Stored { record, revision }), _) => Some(Change::Put { expect: Expect::Revision(revision), record }),
-            (None, Change::Put { record, .. }) => Some(Change::Put { expect: Expect::Absent, record: Record::clone(record) }),
+            (Some(Stored { record, revision }), _) => {
+                Some(Change::Put { expect: Expect::Revision(revision), record })
+            }
+            (None, Change::Put { record, .. }) => {
+                Some(Change::Put { expect: Expect::Absent, record: Record::clone(record) })
+            }
             (None, Change::Delete { .. }) => None,
         };
-        let rival = Batch::of(rival.into_iter().collect()).map_err(|error| FaultError::Contract(error.to_string()))?;
+        let rival = Batch::of(rival.into_iter().collect())
+            .map_err(|error| FaultError::Contract(error.to_string()))?;
         if let Applied::Conflict(key) = self.inner.apply(&rival).map_err(FaultError::Store)? {
             return Err(conflict_without_reason(&key));
         }
@@ -140,7 +157,9 @@ impl<X: Tables> FaultyTables<'_, X> {
 }
 
 fn conflict_without_reason<E: fmt::Debug + fmt::Display>(key: &Key) -> FaultError<E> {
-    FaultError::Contract(format!("the store reports a conflict at {key}, although the row is as the batch expects"))
+    FaultError::Contract(format!(
+        "the store reports a conflict at {key}, although the row is as the batch expects"
+    ))
 }
 
 impl<X: Transaction> Transaction for FaultyTables<'_, X> {

@@ -10,25 +10,29 @@ pub type ErrorOf<H> = <<H as Harness>::Store as Reader>::Error;
 
 /// A store under test. It is implemented once for each adapter; see the [example](crate#example).
 ///
-/// The kit opens thousands of stores, one after another and in several threads, so a store should be cheap to open: in memory or in a
-/// temporary folder. What cannot be opened may panic, since there is nothing to test then.
+/// The kit opens thousands of stores, one after another and in several threads, so a store should
+/// be cheap to open: in memory or in a temporary folder. What cannot be opened may panic, since
+/// there is nothing to test then.
 pub trait Harness: Sized + 'static {
     /// The store.
     type Store: Store;
 
-    /// Whether [`Harness::put_own_row`] and [`Harness::own_row`] are implemented. They should be for every store in which a user has
-    /// tables of their own. What a scenario writes there is checked only if they are: of the stores in this repository that is
-    /// redb, since the reference store holds nothing but the tables of twobox. The snapshots do not show such rows.
+    /// Whether [`Harness::put_own_row`] and [`Harness::own_row`] are implemented. They should be
+    /// for every store in which a user has tables of their own. What a scenario writes there is
+    /// checked only if they are: of the stores in this repository that is redb, since the reference
+    /// store holds nothing but the tables of twobox. The snapshots do not show such rows.
     const OWN_ROWS: bool = false;
 
-    /// Whether a view can be opened while a transaction is open. Only a store with a single connection says no.
+    /// Whether a view can be opened while a transaction is open. Only a store with a single
+    /// connection says no.
     const VIEWS_MEANWHILE: bool = true;
 
     /// Opens a new and empty store.
     fn open() -> Self;
 
-    /// Ends the program without warning and opens the store again: everything is lost that is not committed, and nothing else.
-    /// To close a file and open it again is enough; to cut the power is better.
+    /// Ends the program without warning and opens the store again: everything is lost that is not
+    /// committed, and nothing else. To close a file and open it again is enough; to cut the power
+    /// is better.
     #[must_use]
     fn crash(self) -> Self;
 
@@ -40,7 +44,11 @@ pub trait Harness: Sized + 'static {
     /// # Errors
     ///
     /// The store's own.
-    fn put_own_row(_tx: &mut TxOf<'_, Self>, _key: &str, _value: &str) -> Result<(), ErrorOf<Self>> {
+    fn put_own_row(
+        _tx: &mut TxOf<'_, Self>,
+        _key: &str,
+        _value: &str,
+    ) -> Result<(), ErrorOf<Self>> {
         Ok(())
     }
 

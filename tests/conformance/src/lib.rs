@@ -2,17 +2,20 @@
 //!
 //! What a store must do is said on the traits in [`twobox::store`]. This kit checks it:
 //!
-//! - **contract tests**: guards, revisions, commit and rollback, the answer to every query compared with a naive model, any bytes in
-//!   bodies, texts that look alike, numbers at their limits;
-//! - **scenarios**: what happens in an order shop, as [data](scenario), with the outcome of each step;
-//! - **the fault matrix**: each scenario with each kind of [`Fault`] at each point where it can strike, then with all pairs of two. After
-//!   each step the promises are looked up in the tables, and the end must be that of a run without a fault (P8);
-//! - **the same tables**: after each fault, a store must hold exactly what the reference store holds.
+//! - **contract tests**: guards, revisions, commit and rollback, the answer to every query compared
+//!   with a naive model, any bytes in bodies, texts that look alike, numbers at their limits;
+//! - **scenarios**: what happens in an order shop, as [data](scenario), with the outcome of each
+//!   step;
+//! - **the fault matrix**: each scenario with each kind of [`Fault`] at each point where it can
+//!   strike, then with all pairs of two. After each step the promises are looked up in the tables,
+//!   and the end must be that of a run without a fault (P8);
+//! - **the same tables**: after each fault, a store must hold exactly what the reference store
+//!   holds.
 //!
 //! # Example
 //!
-//! Implement a [`Harness`], which says how to open a store and how to crash it, and call [`suite!`] in a test of the adapter. It makes
-//! a few dozen tests, each with a name of its own.
+//! Implement a [`Harness`], which says how to open a store and how to crash it, and call [`suite!`]
+//! in a test of the adapter. It makes a few dozen tests, each with a name of its own.
 //!
 //! ```
 //! use twobox_conformance::Harness;
@@ -50,15 +53,17 @@
 //!
 //! # When a check fails
 //!
-//! A failure names the scenario, whether sender and receiver shared a store, which fault struck at which point, the step, and the
-//! promise or the outcome that does not hold. Points are numbered as they are reached: at the beginning of a command, and before each
-//! load, apply, commit and publish. They are the same for every store.
+//! A failure names the scenario, whether sender and receiver shared a store, which fault struck at
+//! which point, the step, and the promise or the outcome that does not hold. Points are numbered as
+//! they are reached: at the beginning of a command, and before each load, apply, commit and
+//! publish. They are the same for every store.
 //!
 //! # What it cannot see
 //!
-//! A crash is what [`Harness::crash`] makes of it. If it closes a file and opens it again, nothing is said about a loss of power,
-//! which needs a storage that forgets what was not flushed. Transactions run one after another here, so a test of races between
-//! threads or processes is left to the adapter.
+//! A crash is what [`Harness::crash`] makes of it. If it closes a file and opens it again, nothing
+//! is said about a loss of power, which needs a storage that forgets what was not flushed.
+//! Transactions run one after another here, so a test of races between threads or processes is left
+//! to the adapter.
 
 pub mod contract;
 mod failure;

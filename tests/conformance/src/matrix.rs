@@ -1,4 +1,5 @@
-//! The fault matrix: each scenario with each kind of fault at each point, and with all pairs of two (P8).
+//! The fault matrix: each scenario with each kind of fault at each point, and with all pairs of two
+//! (P8).
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -31,13 +32,15 @@ pub struct Tally {
 /// The first outcome or promise that does not hold.
 pub fn scenario<H: Harness>(scenario: &Scenario) -> Result<(), Failure> {
     for layout in Layout::ALL {
-        Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::From(0) }.finish::<H>()?;
+        Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::From(0) }
+            .finish::<H>()?;
     }
     Ok(())
 }
 
-/// Runs a scenario with each kind of fault at each point, with one store and with two: the program is started again after it, or
-/// does the same step again. After each step the promises must hold, and the end must be that of a run without faults (P8).
+/// Runs a scenario with each kind of fault at each point, with one store and with two: the program
+/// is started again after it, or does the same step again. After each step the promises must hold,
+/// and the end must be that of a run without faults (P8).
 ///
 /// # Errors
 ///
@@ -50,8 +53,9 @@ pub fn singles<H: Harness>(scenario: &Scenario) -> Result<Tally, Failure> {
     Ok(tally)
 }
 
-/// The same with one store, where the program does the same step again, for a store that is compared with a reference: what is done
-/// with two stores where the program is started again is in [`same_as`](crate::snapshot::same_as).
+/// The same with one store, where the program does the same step again, for a store that is
+/// compared with a reference: what is done with two stores where the program is started again is in
+/// [`same_as`](crate::snapshot::same_as).
 ///
 /// # Errors
 ///
@@ -62,12 +66,18 @@ pub fn singles_in_one_store<H: Harness>(scenario: &Scenario) -> Result<Tally, Fa
     Ok(tally)
 }
 
-fn each_single<H: Harness>(scenario: &Scenario, layout: Layout, thens: &[Then], tally: &mut Tally) -> Result<(), Failure> {
+fn each_single<H: Harness>(
+    scenario: &Scenario,
+    layout: Layout,
+    thens: &[Then],
+    tally: &mut Tally,
+) -> Result<(), Failure> {
     let plain = Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::From(0) };
     let right = plain.finish::<H>()?;
     tally.points += right.points.len();
     for (at, fault) in points(&right.points, 0) {
-        // The steps before are those of the run without faults; the last of them is what the first look after the fault is compared with.
+        // The steps before are those of the run without faults; the last of them is what the first
+        // look after the fault is compared with.
         let look = Look::From(right.points[at - 1].step.saturating_sub(1));
         // Whoever dies is started again in any case.
         let thens = if fault.kills() { &thens[..1] } else { thens };
@@ -80,17 +90,24 @@ fn each_single<H: Harness>(scenario: &Scenario, layout: Layout, thens: &[Then], 
     Ok(())
 }
 
-/// Runs a scenario with two faults: the second at each point that is reached after the first, also during the recovery.
+/// Runs a scenario with two faults: the second at each point that is reached after the first, also
+/// during the recovery.
 ///
-/// Runs that come to the same state go on in the same way, so each state is followed only once. Of the pairs
-/// that are left, each `stride`-th is run: 1 for all.
+/// Runs that come to the same state go on in the same way, so each state is followed only once. Of
+/// the pairs that are left, each `stride`-th is run: 1 for all.
 ///
 /// # Errors
 ///
 /// The first promise that does not hold.
 pub fn pairs<H: Harness>(scenario: &Scenario, stride: usize) -> Result<Tally, Failure> {
     let mut tally = Tally::default();
-    let plain = Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::GoOn, look: Look::AtTheEnd };
+    let plain = Run {
+        scenario,
+        layout: Layout::TwoStores,
+        faults: &[],
+        then: Then::GoOn,
+        look: Look::AtTheEnd,
+    };
     let right = plain.finish::<H>()?;
     tally.points = right.points.len();
     let mut first_seen = BTreeSet::new();
@@ -120,15 +137,24 @@ pub fn pairs<H: Harness>(scenario: &Scenario, stride: usize) -> Result<Tally, Fa
     Ok(tally)
 }
 
-/// The same for a store that is slow to open: which pairs lead to different states is found out with a reference, and each `stride`-th
-/// of those is run with the store.
+/// The same for a store that is slow to open: which pairs lead to different states is found out
+/// with a reference, and each `stride`-th of those is run with the store.
 ///
 /// # Errors
 ///
 /// The first promise that does not hold.
-pub fn pairs_beside<R: Harness, H: Harness>(scenario: &Scenario, stride: usize) -> Result<Tally, Failure> {
+pub fn pairs_beside<R: Harness, H: Harness>(
+    scenario: &Scenario,
+    stride: usize,
+) -> Result<Tally, Failure> {
     let mut tally = Tally::default();
-    let plain = Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::GoOn, look: Look::AtTheEnd };
+    let plain = Run {
+        scenario,
+        layout: Layout::TwoStores,
+        faults: &[],
+        then: Then::GoOn,
+        look: Look::AtTheEnd,
+    };
     let right = plain.finish::<H>()?;
     tally.points = right.points.len();
     let mut seen = BTreeSet::new();
@@ -153,11 +179,18 @@ pub fn pairs_beside<R: Harness, H: Harness>(scenario: &Scenario, stride: usize) 
 
 /// The points after some, each with each kind of fault that can strike there.
 pub(crate) fn points(points: &[Point], after: usize) -> impl Iterator<Item = (usize, Fault)> + '_ {
-    (1..).zip(points).skip(after).flat_map(|(at, point)| Fault::at(point.site).map(move |fault| (at, fault)))
+    (1..)
+        .zip(points)
+        .skip(after)
+        .flat_map(|(at, point)| Fault::at(point.site).map(move |fault| (at, fault)))
 }
 
-/// Runs until the last fault is over, and on to the end if no run before was in the same state there.
-fn unless_known<H: Harness>(run: &Run<'_>, seen: &mut BTreeSet<u64>) -> Result<Option<crate::run::End>, Failure> {
+/// Runs until the last fault is over, and on to the end if no run before was in the same state
+/// there.
+fn unless_known<H: Harness>(
+    run: &Run<'_>,
+    seen: &mut BTreeSet<u64>,
+) -> Result<Option<crate::run::End>, Failure> {
     run.run::<H>(|moment, world: &World<'_, H>| {
         let Moment::GoesOn(step) = moment else { return Ok(ControlFlow::Continue(())) };
         if world.plan.struck() < run.faults.len() {
@@ -165,14 +198,20 @@ fn unless_known<H: Harness>(run: &Run<'_>, seen: &mut BTreeSet<u64>) -> Result<O
         }
         let mut hasher = DefaultHasher::new();
         (step, world.state()?).hash(&mut hasher);
-        Ok(if seen.insert(hasher.finish()) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        Ok(if seen.insert(hasher.finish()) {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        })
     })
 }
 
 fn same_end(run: &Run<'_>, found: &str, right: &str) -> Result<(), Failure> {
     ensure(found == right, || {
         let place = run.place(run.scenario.steps.len());
-        format!("P8: {place} the tables must be as without the fault.\nWithout it:\n{right}\nWith it:\n{found}")
+        format!(
+            "P8: {place} the tables must be as without the fault.\nWithout it:\n{right}\nWith it:\n{found}"
+        )
     })
 }
 
@@ -182,6 +221,12 @@ fn same_end(run: &Run<'_>, found: &str, right: &str) -> Result<(), Failure> {
 ///
 /// The first outcome or promise that does not hold.
 pub fn end<H: Harness>(scenario: &Scenario) -> Result<String, Failure> {
-    let run = Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::GoOn, look: Look::From(0) };
+    let run = Run {
+        scenario,
+        layout: Layout::TwoStores,
+        faults: &[],
+        then: Then::GoOn,
+        look: Look::From(0),
+    };
     Ok(shown(&run.finish::<H>()?.dumps, |dump| dump))
 }

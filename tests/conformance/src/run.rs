@@ -1,7 +1,8 @@
 //! Runs a scenario, with faults or without, and looks at the tables after every step.
 //!
-//! A fault is followed by a recovery: whoever got an error does the same again, and a program that died is started again and does
-//! everything again from the first step. That must come to the same end as a run without a fault (P8).
+//! A fault is followed by a recovery: whoever got an error does the same again, and a program that
+//! died is started again and does everything again from the first step. That must come to the same
+//! end as a run without a fault (P8).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -37,7 +38,8 @@ pub(crate) enum Moment {
 /// How much is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Look {
-    /// At all tables after every step from this one on: those before it are as in a run without faults, which is looked at from 0.
+    /// At all tables after every step from this one on: those before it are as in a run without
+    /// faults, which is looked at from 0.
     From(usize),
     /// Only at the end.
     AtTheEnd,
@@ -70,7 +72,8 @@ pub(crate) struct End {
 }
 
 impl Run<'_> {
-    /// Runs to the end. `watch` sees the world around each fault, and may stop the run; then there is no end.
+    /// Runs to the end. `watch` sees the world around each fault, and may stop the run; then there
+    /// is no end.
     pub(crate) fn run<H: Harness>(
         &self,
         mut watch: impl FnMut(Moment, &World<'_, H>) -> Result<ControlFlow<()>, Failure>,
@@ -106,7 +109,9 @@ impl Run<'_> {
                 }
                 Err(Interrupt::Crash) => true,
                 Err(Interrupt::Failed(_)) if struck => self.then == Then::Restart,
-                Err(Interrupt::Failed(why)) => return Err(place(Failure::new(format_args!("{why}, without a reason")))),
+                Err(Interrupt::Failed(why)) => {
+                    return Err(place(Failure::new(format_args!("{why}, without a reason"))));
+                }
                 Err(Interrupt::Broken(failure)) => return Err(place(failure)),
             };
             if restart {
@@ -131,7 +136,8 @@ impl Run<'_> {
             witness.look(&dumps, world.arrivals()).map_err(place)?;
         }
         let struck = world.plan.struck();
-        ensure(struck == self.faults.len(), || format!("only {struck} faults have struck")).map_err(place)?;
+        ensure(struck == self.faults.len(), || format!("only {struck} faults have struck"))
+            .map_err(place)?;
         let mut lasting: String = shown(&dumps, Dump::lasting);
         world.own_rows()?.iter().for_each(|row| lasting.push_str(&format!("own row: {row:?}\n")));
         Ok(Some(End { points: world.plan.points(), outcomes, dumps, lasting }))
@@ -139,7 +145,8 @@ impl Run<'_> {
 
     /// Runs to the end.
     pub(crate) fn finish<H: Harness>(&self) -> Result<End, Failure> {
-        self.run::<H>(|_, _| Ok(ControlFlow::Continue(())))?.ok_or_else(|| Failure::new("the run has no end"))
+        self.run::<H>(|_, _| Ok(ControlFlow::Continue(())))?
+            .ok_or_else(|| Failure::new("the run has no end"))
     }
 
     /// For a failure: which run this is, and which step.
@@ -164,12 +171,20 @@ impl Run<'_> {
 
 /// The tables of all stores as text, each with its title.
 pub(crate) fn shown(dumps: &[Dump], view: impl Fn(Dump) -> Dump) -> String {
-    let titles: &[&str] = if dumps.len() == 1 { &["the store"] } else { &["the sender's store", "the receiver's store"] };
-    titles.iter().zip(dumps).map(|(title, dump)| format!("--- {title}\n{}", view(dump.clone()))).collect()
+    let titles: &[&str] = if dumps.len() == 1 {
+        &["the store"]
+    } else {
+        &["the sender's store", "the receiver's store"]
+    };
+    titles
+        .iter()
+        .zip(dumps)
+        .map(|(title, dump)| format!("--- {title}\n{}", view(dump.clone())))
+        .collect()
 }
 
-/// Without faults a step gives exactly what the scenario says; after one it may find its work done, but what must
-/// be refused is refused, and nothing else is (P1, P5).
+/// Without faults a step gives exactly what the scenario says; after one it may find its work done,
+/// but what must be refused is refused, and nothing else is (P1, P5).
 fn check_outcome(gives: &str, outcome: &Outcome, faults: bool) -> Result<(), Failure> {
     let must_refuse = gives.starts_with("refused");
     let right = if faults { outcome.refused == must_refuse } else { outcome.text == gives };
@@ -199,16 +214,29 @@ impl Witness {
         for dump in dumps {
             let unsorted = dump.records().windows(2).find(|pair| pair[0].key() >= pair[1].key());
             if let Some(pair) = unsorted {
-                return Err(Failure::new(format_args!("{} comes before {}, or twice", pair[0].key(), pair[1].key())));
+                return Err(Failure::new(format_args!(
+                    "{} comes before {}, or twice",
+                    pair[0].key(),
+                    pair[1].key()
+                )));
             }
             for record in dump.records() {
                 match record {
                     Record::Request(key, row) => {
-                        let first = self.bound.entry(key.clone()).or_insert_with(|| row.fingerprint.clone());
+                        let first = self
+                            .bound
+                            .entry(key.clone())
+                            .or_insert_with(|| row.fingerprint.clone());
                         ensure(*first == row.fingerprint, || {
-                            format!("P1: {key} was bound to [{}], now to [{}]", first.summary(), row.fingerprint.summary())
+                            format!(
+                                "P1: {key} was bound to [{}], now to [{}]",
+                                first.summary(),
+                                row.fingerprint.summary()
+                            )
                         })?;
-                        placed.extend(row.placed.as_ref().map(|placed| (key.clone(), placed.clone())));
+                        placed.extend(
+                            row.placed.as_ref().map(|placed| (key.clone(), placed.clone())),
+                        );
                     }
                     Record::Order(id, row) => drop(orders.insert(id.clone(), row.clone())),
                     Record::Event(event) => drop(events.insert(event.id.clone(), record.clone())),
@@ -219,14 +247,21 @@ impl Witness {
                             applied.insert((consumer.clone(), id.clone()), ());
                         }
                     }
-                    Record::Effect(consumer, id, _) => drop(effects.insert((consumer.clone(), id.clone()), ())),
+                    Record::Effect(consumer, id, _) => {
+                        effects.insert((consumer.clone(), id.clone()), ());
+                    }
                     Record::Position(..) | Record::Call(..) => {}
                 }
             }
         }
         for (id, order) in &orders {
             let there = placed.get(&order.request).is_some_and(|placed| placed.order == *id);
-            ensure(there, || format!("P2: order {id} is there, but its request {} does not say so", order.request))?;
+            ensure(there, || {
+                format!(
+                    "P2: order {id} is there, but its request {} does not say so",
+                    order.request
+                )
+            })?;
         }
         for (key, placed) in &placed {
             ensure(orders.contains_key(&placed.order), || {
@@ -236,38 +271,61 @@ impl Witness {
                 let there = events.contains_key(id) && outbox.contains_key(id);
                 let gone = self.purges && !events.contains_key(id) && !outbox.contains_key(id);
                 ensure(there || gone, || {
-                    format!("P2: order {} is there without its event {id} in events and outbox", placed.order)
+                    format!(
+                        "P2: order {} is there without its event {id} in events and outbox",
+                        placed.order
+                    )
                 })?;
             }
         }
-        ensure(events.keys().eq(outbox.keys()), || "P2: events and outbox do not hold the same events".to_string())?;
+        ensure(events.keys().eq(outbox.keys()), || {
+            "P2: events and outbox do not hold the same events".to_string()
+        })?;
         let owned: BTreeSet<&EventId> = placed.values().flat_map(|placed| &placed.events).collect();
-        ensure(events.keys().all(|id| owned.contains(id)), || "P2: there are events that belong to no order".to_string())?;
+        ensure(events.keys().all(|id| owned.contains(id)), || {
+            "P2: there are events that belong to no order".to_string()
+        })?;
         for (id, event) in &self.committed {
             let purged = self.purges && self.finished.contains(id) && !events.contains_key(id);
             ensure(purged || events.get(id) == Some(event), || {
-                format!("P3, P7: event {id} was committed and is gone without being finished, or has changed")
+                format!(
+                    "P3, P7: event {id} was committed and is gone without being finished, or has changed"
+                )
             })?;
         }
-        self.finished = outbox.iter().filter(|(_, row)| row.state.finished_at().is_some()).map(|(id, _)| id.clone()).collect();
+        self.finished = outbox
+            .iter()
+            .filter(|(_, row)| row.state.finished_at().is_some())
+            .map(|(id, _)| id.clone())
+            .collect();
         self.committed = events;
         for (id, row) in &outbox {
             let lane = lanes.get(&row.lane);
-            ensure(lane.is_some_and(|lane| row.sequence < lane.next), || format!("P4: event {id} stands in no lane"))?;
+            ensure(lane.is_some_and(|lane| row.sequence < lane.next), || {
+                format!("P4: event {id} stands in no lane")
+            })?;
             let before = outbox.iter().find(|(_, other)| {
-                other.lane == row.lane && other.sequence < row.sequence && other.state == DeliveryState::Pending
+                other.lane == row.lane
+                    && other.sequence < row.sequence
+                    && other.state == DeliveryState::Pending
             });
             let overtaken = before.filter(|_| matches!(row.state, DeliveryState::Confirmed(_)));
-            ensure(overtaken.is_none(), || format!("P4: event {id} is confirmed before another one in its lane"))?;
+            ensure(overtaken.is_none(), || {
+                format!("P4: event {id} is confirmed before another one in its lane")
+            })?;
         }
         for (at, id) in arrivals.iter().enumerate() {
             let Some(row) = outbox.get(id) else { continue };
             let later = arrivals[..at].iter().filter_map(|other| outbox.get(other));
-            let overtaken = later.filter(|other| other.lane == row.lane).any(|other| other.sequence > row.sequence);
+            let overtaken = later
+                .filter(|other| other.lane == row.lane)
+                .any(|other| other.sequence > row.sequence);
             ensure(!overtaken, || format!("P4: event {id} arrived after a later one of its lane"))?;
         }
         ensure(applied == effects, || {
-            format!("P5: the events that inboxes say are applied, and those with an effect, differ: {applied:?}, {effects:?}")
+            format!(
+                "P5: the events that inboxes say are applied, and those with an effect, differ: {applied:?}, {effects:?}"
+            )
         })
     }
 }

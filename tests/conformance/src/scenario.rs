@@ -1,11 +1,13 @@
-//! Scenarios as data: what happens in an order shop, command by command, and what each command must give.
+//! Scenarios as data: what happens in an order shop, command by command, and what each command must
+//! give.
 //!
-//! The same data drives the tests of an adapter, the fault matrix and the snapshots, and may drive a model checker or a fuzzer.
+//! The same data drives the tests of an adapter, the fault matrix and the snapshots, and may drive
+//! a model checker or a fuzzer.
 
 use std::fmt;
 
-/// A purchase: the request and the order that it creates. The request key is `shop/<request>`, the order `order:<request>`, and
-/// an event of type `order.created` is `order-created:<request>`.
+/// A purchase: the request and the order that it creates. The request key is `shop/<request>`, the
+/// order `order:<request>`, and an event of type `order.created` is `order-created:<request>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Purchase {
     /// The request id.
@@ -61,7 +63,8 @@ pub enum Command {
     Commit(Purchase),
     /// A client registers the request and commits the order in one transaction.
     Place(Purchase),
-    /// The same, with a row of the user's own. If `fails`, the user's code fails at the end and everything is rolled back.
+    /// The same, with a row of the user's own. If `fails`, the user's code fails at the end and
+    /// everything is rolled back.
     PlaceWithOwnRow {
         /// What is bought.
         purchase: Purchase,
@@ -82,7 +85,8 @@ pub enum Command {
     Renew(&'static str),
     /// A relay settles what it has claimed.
     Settle(&'static str),
-    /// A consumer receives an event and applies it. If `fails`, its code fails at the end and everything is rolled back.
+    /// A consumer receives an event and applies it. If `fails`, its code fails at the end and
+    /// everything is rolled back.
     Receive {
         /// Who receives.
         consumer: &'static str,
@@ -98,7 +102,8 @@ pub enum Command {
         /// Whose id it has.
         event: EventRef,
     },
-    /// A consumer that asks for order receives an event, with its place in its ordering key: its sequence, and that of the event before it.
+    /// A consumer that asks for order receives an event, with its place in its ordering key: its
+    /// sequence, and that of the event before it.
     ReceiveInOrder {
         /// Who receives.
         consumer: &'static str,
@@ -122,28 +127,32 @@ pub enum Command {
         /// The limit.
         limit: u32,
     },
-    /// A consumer receives an event, and records in the same commit that a call is to be made outside because of it.
+    /// A consumer receives an event, and records in the same commit that a call is to be made
+    /// outside because of it.
     Intend {
         /// Who receives.
         consumer: &'static str,
         /// What.
         event: EventRef,
     },
-    /// A consumer starts such a call, or learns that somebody did. After [`PATIENCE`] without an end it is unknown, and the rule is to ask.
+    /// A consumer starts such a call, or learns that somebody did. After [`PATIENCE`] without an
+    /// end it is unknown, and the rule is to ask.
     StartCall {
         /// Who calls.
         consumer: &'static str,
         /// Because of what.
         event: EventRef,
     },
-    /// The other side says that the call has happened, now or when it is asked, and the consumer records that.
+    /// The other side says that the call has happened, now or when it is asked, and the consumer
+    /// records that.
     CallDone {
         /// Who called.
         consumer: &'static str,
         /// Because of what.
         event: EventRef,
     },
-    /// Somebody purges all tables, two rows at a time. Events are kept for a week; requests and inboxes for 60 days.
+    /// Somebody purges all tables, two rows at a time. Events are kept for a week; requests and
+    /// inboxes for 60 days.
     Purge,
     /// Somebody counts rows: orders, pending events, inbox rows, effects.
     Count,
@@ -153,7 +162,8 @@ pub enum Command {
     StepBack(u64),
     /// The program ends without warning, and the stores are opened again.
     Crash,
-    /// A relay works until nothing is left to do, waiting where it has to; the broker answers as the scenario says.
+    /// A relay works until nothing is left to do, waiting where it has to; the broker answers as
+    /// the scenario says.
     Drain(&'static str),
 }
 
@@ -162,7 +172,9 @@ impl fmt::Display for Command {
         match self {
             Self::Register(buy) => write!(f, "a client registers {buy}"),
             Self::Commit(buy) => write!(f, "a client commits the order of {buy}"),
-            Self::Place(buy) => write!(f, "a client registers and commits {buy} in one transaction"),
+            Self::Place(buy) => {
+                write!(f, "a client registers and commits {buy} in one transaction")
+            }
             Self::PlaceWithOwnRow { purchase, key, value, fails } => {
                 write!(f, "a client commits {purchase} with a row of its own, {key}={value}")?;
                 f.write_str(if *fails { ", and fails" } else { "" })
@@ -182,19 +194,33 @@ impl fmt::Display for Command {
             }
             Self::Renew(relay) => write!(f, "{relay} renews its leases"),
             Self::Settle(relay) => write!(f, "{relay} settles"),
-            Self::Receive { consumer, event, fails: false } => write!(f, "{consumer} receives {event}"),
-            Self::Receive { consumer, event, fails: true } => write!(f, "{consumer} receives {event} and fails"),
-            Self::ReceiveOther { consumer, event } => write!(f, "{consumer} receives other content as {event}"),
+            Self::Receive { consumer, event, fails: false } => {
+                write!(f, "{consumer} receives {event}")
+            }
+            Self::Receive { consumer, event, fails: true } => {
+                write!(f, "{consumer} receives {event} and fails")
+            }
+            Self::ReceiveOther { consumer, event } => {
+                write!(f, "{consumer} receives other content as {event}")
+            }
             Self::ReceiveInOrder { consumer, event, place: (sequence, after) } => {
                 write!(f, "{consumer} receives {event} with sequence {sequence} after {after}")
             }
             Self::Cancel(event) => write!(f, "an operator cancels {event}"),
             Self::Redrive(event) => write!(f, "an operator redrives {event}"),
             Self::Discard(event) => write!(f, "an operator discards {event}"),
-            Self::CountFailure { consumer, event, .. } => write!(f, "{consumer} counts a failure on {event}"),
-            Self::Intend { consumer, event } => write!(f, "{consumer} receives {event} and records that a call is to be made"),
-            Self::StartCall { consumer, event } => write!(f, "{consumer} starts the call for {event}"),
-            Self::CallDone { consumer, event } => write!(f, "{consumer} records that the call for {event} is done"),
+            Self::CountFailure { consumer, event, .. } => {
+                write!(f, "{consumer} counts a failure on {event}")
+            }
+            Self::Intend { consumer, event } => {
+                write!(f, "{consumer} receives {event} and records that a call is to be made")
+            }
+            Self::StartCall { consumer, event } => {
+                write!(f, "{consumer} starts the call for {event}")
+            }
+            Self::CallDone { consumer, event } => {
+                write!(f, "{consumer} records that the call for {event} is done")
+            }
             Self::Purge => f.write_str("somebody purges all tables"),
             Self::Count => f.write_str("somebody counts"),
             Self::Wait(millis) => write!(f, "{millis} ms go by"),
@@ -216,11 +242,13 @@ impl fmt::Display for Purchase {
 pub struct Step {
     /// What is done.
     pub command: Command,
-    /// What it gives. A text that begins with `refused` must be a refusal in every run, with or without faults.
+    /// What it gives. A text that begins with `refused` must be a refusal in every run, with or
+    /// without faults.
     pub gives: &'static str,
 }
 
-/// A story with its outcome. It ends in [`Command::Drain`], so that runs with and without faults come to the same end (P8).
+/// A story with its outcome. It ends in [`Command::Drain`], so that runs with and without faults
+/// come to the same end (P8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scenario {
     /// Its name, as it stands in the names of tests and snapshots.
@@ -247,7 +275,13 @@ pub const PATIENCE: u64 = 30_000;
 
 const DAY: u64 = 24 * 60 * 60 * 1_000;
 
-const NOTEBOOK: Purchase = Purchase { request: "req-001", item: "notebook", quantity: 2, events: &["order.created"], lane: None };
+const NOTEBOOK: Purchase = Purchase {
+    request: "req-001",
+    item: "notebook",
+    quantity: 2,
+    events: &["order.created"],
+    lane: None,
+};
 /// The same request with another quantity.
 const MORE_NOTEBOOKS: Purchase = Purchase { quantity: 3, ..NOTEBOOK };
 const PENCILS: Purchase = Purchase { request: "req-002", item: "pencil", quantity: 12, ..NOTEBOOK };
@@ -255,7 +289,8 @@ const PAID_NOTEBOOK: Purchase = Purchase { events: &["order.created", "order.pai
 /// Two orders in one lane, and a third in its own.
 const FIRST_OF_LANE: Purchase = Purchase { lane: Some("customer-7"), ..NOTEBOOK };
 const SECOND_OF_LANE: Purchase = Purchase { lane: Some("customer-7"), ..PENCILS };
-const OTHER_LANE: Purchase = Purchase { request: "req-003", item: "eraser", quantity: 1, ..NOTEBOOK };
+const OTHER_LANE: Purchase =
+    Purchase { request: "req-003", item: "eraser", quantity: 1, ..NOTEBOOK };
 
 const CREATED_1: EventRef = EventRef { event_type: "order.created", request: "req-001" };
 const CREATED_2: EventRef = EventRef { event_type: "order.created", request: "req-002" };
@@ -269,8 +304,9 @@ const LOYALTY: &str = "loyalty";
 const MAIL: &str = "mailing";
 
 use Command::{
-    CallDone, Cancel, Claim, Commit, Count, CountFailure, Crash, Discard, Drain, Intend, Place, PlaceWithOwnRow, Publish, Purge,
-    ReadOwnRow, Receive, ReceiveInOrder, ReceiveOther, Redrive, Register, Renew, Settle, StartCall, StepBack, Wait,
+    CallDone, Cancel, Claim, Commit, Count, CountFailure, Crash, Discard, Drain, Intend, Place,
+    PlaceWithOwnRow, Publish, Purge, ReadOwnRow, Receive, ReceiveInOrder, ReceiveOther, Redrive,
+    Register, Renew, Settle, StartCall, StepBack, Wait,
 };
 
 const fn step(command: Command, gives: &'static str) -> Step {
@@ -689,7 +725,8 @@ define! {
     ]
 }
 
-/// Calls a macro with the names of all scenarios, after what it is given: `each_scenario!(callback, anything)`.
+/// Calls a macro with the names of all scenarios, after what it is given: `each_scenario!(callback,
+/// anything)`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! each_scenario {

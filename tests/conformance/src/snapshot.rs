@@ -1,4 +1,5 @@
-//! What every table looks like after a kind of fault: the text of the snapshots, the same for every adapter.
+//! What every table looks like after a kind of fault: the text of the snapshots, the same for every
+//! adapter.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -28,7 +29,13 @@ pub fn strikes<H: Harness>(scenario: &Scenario, fault: Fault) -> Result<bool, Fa
 }
 
 const fn plain(scenario: &Scenario) -> Run<'_> {
-    Run { scenario, layout: Layout::TwoStores, faults: &[], then: Then::Restart, look: Look::Nowhere }
+    Run {
+        scenario,
+        layout: Layout::TwoStores,
+        faults: &[],
+        then: Then::Restart,
+        look: Look::Nowhere,
+    }
 }
 
 /// What is seen at one point: the tables after the fault, after reopening, and after recovery.
@@ -37,9 +44,10 @@ struct Seen {
     texts: [String; 3],
 }
 
-/// Every table of sender and receiver, each with a store of its own, after a fault of this kind at each point where it can strike:
-/// right after it, after the stores were opened again, and after the program has done everything again. It shows what there is, right
-/// or wrong: whether it is right is for the [matrix](crate::matrix) to say. `None` if the scenario has no such point.
+/// Every table of sender and receiver, each with a store of its own, after a fault of this kind at
+/// each point where it can strike: right after it, after the stores were opened again, and after
+/// the program has done everything again. It shows what there is, right or wrong: whether it is
+/// right is for the [matrix](crate::matrix) to say. `None` if the scenario has no such point.
 ///
 /// # Errors
 ///
@@ -81,30 +89,54 @@ pub fn text<H: Harness>(scenario: &Scenario, fault: Fault) -> Result<Option<Stri
 /// The first line that differs.
 pub fn same_as<R: Harness, H: Harness>(scenario: &Scenario) -> Result<(), Failure> {
     for fault in Fault::ALL {
-        let (right, found) = (text::<R>(scenario, fault)?.unwrap_or_default(), text::<H>(scenario, fault)?.unwrap_or_default());
+        let (right, found) = (
+            text::<R>(scenario, fault)?.unwrap_or_default(),
+            text::<H>(scenario, fault)?.unwrap_or_default(),
+        );
         let differs = right.lines().zip(found.lines()).position(|(right, found)| right != found);
         ensure(right == found, || {
             let at = differs.unwrap_or_else(|| right.lines().count().min(found.lines().count()));
             let line = |text: &str| text.lines().nth(at).unwrap_or("(the end)").to_string();
             let name = name(scenario, fault);
-            format!("{name}: line {} is\n  {}\nbut the reference has\n  {}", at + 1, line(&found), line(&right))
+            format!(
+                "{name}: line {} is\n  {}\nbut the reference has\n  {}",
+                at + 1,
+                line(&found),
+                line(&right)
+            )
         })?;
     }
     Ok(())
 }
 
-fn write_all(text: &mut String, scenario: &Scenario, fault: Fault, right: &End, all: &[Seen]) -> std::fmt::Result {
+fn write_all(
+    text: &mut String,
+    scenario: &Scenario,
+    fault: Fault,
+    right: &End,
+    all: &[Seen],
+) -> std::fmt::Result {
     writeln!(text, "{}\n", scenario.story)?;
     writeln!(text, "The fault: {}", fault.sentence())?;
-    writeln!(text, "After it the stores are opened again, and everything is done again from the first step.\n")?;
+    writeln!(
+        text,
+        "After it the stores are opened again, and everything is done again from the first step.\n"
+    )?;
     writeln!(text, "The steps, each with what it gives without the fault:")?;
     for (number, step) in (1..).zip(scenario.steps) {
         let here = all.iter().filter(|seen| right.points[seen.at - 1].step + 1 == number);
         let here: Vec<String> = here.map(|seen| seen.at.to_string()).collect();
-        let strikes = if here.is_empty() { String::new() } else { format!("  <- strikes at {}", listed(&here)) };
+        let strikes = if here.is_empty() {
+            String::new()
+        } else {
+            format!("  <- strikes at {}", listed(&here))
+        };
         writeln!(text, "{number:>3}  {}{strikes}", step.command)?;
         // Not every store has rows of the user's own, and the text is the same for all.
-        let outcome = right.outcomes.get(&(number - 1)).filter(|_| !matches!(step.command, Command::ReadOwnRow(_)));
+        let outcome = right
+            .outcomes
+            .get(&(number - 1))
+            .filter(|_| !matches!(step.command, Command::ReadOwnRow(_)));
         if let Some(outcome) = outcome.filter(|outcome| *outcome != "done") {
             writeln!(text, "       {outcome}")?;
         }
@@ -119,7 +151,8 @@ fn write_all(text: &mut String, scenario: &Scenario, fault: Fault, right: &End, 
     write_phase(text, "AFTER RECOVERY (without times, leases and counters)", all, 2)
 }
 
-/// One phase: the points whose tables are the same stand together, and a table that was shown for another point is not shown again.
+/// One phase: the points whose tables are the same stand together, and a table that was shown for
+/// another point is not shown again.
 fn write_phase(text: &mut String, title: &str, all: &[Seen], phase: usize) -> std::fmt::Result {
     let mut groups: Vec<(&str, Vec<String>)> = Vec::new();
     for seen in all {
@@ -132,7 +165,11 @@ fn write_phase(text: &mut String, title: &str, all: &[Seen], phase: usize) -> st
     let alone = groups.len() == 1;
     let mut shown: BTreeMap<(usize, String), String> = BTreeMap::new();
     for (tables, points) in groups {
-        let strikes = if alone { "wherever it strikes".to_string() } else { format!("if it strikes at {}", listed(&points)) };
+        let strikes = if alone {
+            "wherever it strikes".to_string()
+        } else {
+            format!("if it strikes at {}", listed(&points))
+        };
         writeln!(text, "==== {title}, {strikes}:\n")?;
         let blocks = blocks(tables);
         let mut alike: Option<(String, Vec<&str>)> = None;
@@ -171,7 +208,8 @@ fn write_alike(text: &mut String, alike: Option<(String, Vec<&str>)>) -> std::fm
     }
 }
 
-/// The tables one by one, and the titles of the stores: a line that is not indented begins a new one.
+/// The tables one by one, and the titles of the stores: a line that is not indented begins a new
+/// one.
 fn blocks(tables: &str) -> Vec<String> {
     let mut blocks: Vec<String> = Vec::new();
     for line in tables.lines().filter(|line| !line.starts_with("own row")) {

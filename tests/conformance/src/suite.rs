@@ -4,8 +4,8 @@ use crate::failure::Failure;
 use crate::harness::Harness;
 use crate::{matrix, scenario};
 
-/// Runs the contract tests and all scenarios without faults, and says which fail. This is for tests of the kit itself, which give it
-/// stores that are wrong.
+/// Runs the contract tests and all scenarios without faults, and says which fail. This is for tests
+/// of the kit itself, which give it stores that are wrong.
 #[must_use]
 pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
     let mut checks: Vec<(String, Result<(), Failure>)> = Vec::new();
@@ -15,9 +15,14 @@ pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
         };
     }
     crate::each_contract!(contracts, H);
-    let scenarios = scenario::ALL.iter().map(|one| (format!("scenarios::{}", one.name), matrix::scenario::<H>(one)));
+    let scenarios = scenario::ALL
+        .iter()
+        .map(|one| (format!("scenarios::{}", one.name), matrix::scenario::<H>(one)));
     checks.extend(scenarios);
-    checks.into_iter().filter_map(|(name, result)| result.err().map(|failure| (name, failure))).collect()
+    checks
+        .into_iter()
+        .filter_map(|(name, result)| result.err().map(|failure| (name, failure)))
+        .collect()
 }
 
 /// Makes the tests for a [`Harness`](crate::Harness), each with a name of its own:
@@ -25,12 +30,14 @@ pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
 /// - `contract::*`: what the core's traits ask of a store;
 /// - `scenarios::*`: each scenario without faults, with one store and with two;
 /// - `faults::*`: each scenario with each kind of fault at each point (P8);
-/// - `pairs::*`: the same with all pairs of two faults, or with each n-th if `pairs: n` is given, for stores that are slow to open;
+/// - `pairs::*`: the same with all pairs of two faults, or with each n-th if `pairs: n` is given,
+///   for stores that are slow to open;
 /// - `tables::*`: the same tables as a reference, if one is given, after each fault.
 ///
-/// If a reference is given, which must pass all of it itself, each single fault is run twice and not four times: with one store,
-/// where the program does the same step again, in `faults::*`, and with two, where it is started again, in `tables::*`. The pairs are
-/// found with the reference, and each n-th is run.
+/// If a reference is given, which must pass all of it itself, each single fault is run twice and
+/// not four times: with one store, where the program does the same step again, in `faults::*`, and
+/// with two, where it is started again, in `tables::*`. The pairs are found with the reference, and
+/// each n-th is run.
 ///
 /// ```ignore
 /// twobox_conformance::suite!(MyHarness);
@@ -84,7 +91,9 @@ macro_rules! __plain_suite {
         }
         mod scenarios {
             use super::*;
-            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::matrix::scenario::<$harness>(scenario));
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::matrix::scenario::<
+                $harness,
+            >(scenario));
         }
     };
 }

@@ -1,5 +1,6 @@
-//! The order shop: a sender's store, a receiver's store (the same or another one), relays, and a clock. It executes commands on
-//! them through the drivers of the core, and through a plan of faults.
+//! The order shop: a sender's store, a receiver's store (the same or another one), relays, and a
+//! clock. It executes commands on them through the drivers of the core, and through a plan of
+//! faults.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,10 +10,11 @@ use std::time::Duration;
 
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
-    Body, Cancel, Checked, Claim, CommitOrder, Committed, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Dump, Ending,
-    Event, EventId, FailureCounted, Fingerprint, Invalid, Key, Load, Millis, Operated, OrderId, OrderingKey, Owner, Place,
-    Placed, Purge, Query, Reader, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Retention,
-    Run, RunError, RunResult, Settle, Store, Table, WhenDead,
+    Body, Cancel, Checked, Claim, CommitOrder, Committed, Consumer, CountFailure, DeliveryPolicy,
+    Discard, Draft, Dump, Ending, Event, EventId, FailureCounted, Fingerprint, Invalid, Key, Load,
+    Millis, Operated, OrderId, OrderingKey, Owner, Place, Placed, Purge, Query, Reader, Reason,
+    Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Retention, Run,
+    RunError, RunResult, Settle, Store, Table, WhenDead,
 };
 
 use crate::failure::Failure;
@@ -85,7 +87,9 @@ enum Ended<O, R> {
     Refused(R),
 }
 
-fn ended<O, R, E: std::error::Error>(result: Result<O, RunError<FaultError<E>, R>>) -> Result<Ended<O, R>, Interrupt> {
+fn ended<O, R, E: std::error::Error>(
+    result: Result<O, RunError<FaultError<E>, R>>,
+) -> Result<Ended<O, R>, Interrupt> {
     match result {
         Ok(outcome) => Ok(Ended::Done(outcome)),
         Err(RunError::Refused(refusal)) => Ok(Ended::Refused(refusal)),
@@ -162,12 +166,33 @@ impl<'s, H: Harness> World<'s, H> {
         let sides = (0..stores).map(|_| Faulty::new(H::open(), Rc::clone(&plan))).collect();
         let when_dead = if scenario.dead_lets_go_on { WhenDead::Continue } else { WhenDead::Block };
         let max_starts = scenario.max_failures + scenario.max_failures / 2;
-        let policy = DeliveryPolicy { max_failures: scenario.max_failures, max_starts, when_dead, ..DeliveryPolicy::default() };
+        let policy = DeliveryPolicy {
+            max_failures: scenario.max_failures,
+            max_starts,
+            when_dead,
+            ..DeliveryPolicy::default()
+        };
         let policy = policy.checked().expect("scenarios allow failures");
-        let kept = Retention { events: DAY * 7, inbox: DAY * 60, requests: DAY * 60, ..Retention::default() };
-        let kept = kept.checked(&policy).expect("events are retried for hours, and consumers remember them for months");
+        let kept = Retention {
+            events: DAY * 7,
+            inbox: DAY * 60,
+            requests: DAY * 60,
+            ..Retention::default()
+        };
+        let kept = kept
+            .checked(&policy)
+            .expect("events are retried for hours, and consumers remember them for months");
         let relays = BTreeMap::new();
-        Self { scenario, plan, policy, kept, sides, clock: Millis::new(START), relays, arrivals: Vec::new() }
+        Self {
+            scenario,
+            plan,
+            policy,
+            kept,
+            sides,
+            clock: Millis::new(START),
+            relays,
+            arrivals: Vec::new(),
+        }
     }
 
     fn sender(&self) -> &Faulty<H> {
@@ -178,7 +203,8 @@ impl<'s, H: Harness> World<'s, H> {
         &self.sides[self.sides.len() - 1]
     }
 
-    /// Ends the program and opens the stores again: what was not committed is lost, and so is what the relays had in hand.
+    /// Ends the program and opens the stores again: what was not committed is lost, and so is what
+    /// the relays had in hand.
     pub(crate) fn reopen(&mut self) {
         self.sides = std::mem::take(&mut self.sides).into_iter().map(Faulty::crash).collect();
         self.relays.clear();
@@ -186,17 +212,17 @@ impl<'s, H: Harness> World<'s, H> {
 
     /// All rows of each store, the sender's first. No fault strikes here.
     pub(crate) fn dumps(&self) -> Result<Vec<Dump>, Failure> {
-        let dump = |side: &Faulty<H>| Dump::of(&mut side.inner().view().map_err(Failure::store)?).map_err(Failure::store);
+        let dump = |side: &Faulty<H>| {
+            Dump::of(&mut side.inner().view().map_err(Failure::store)?).map_err(Failure::store)
+        };
         self.sides.iter().map(dump).collect()
     }
 
     /// The user's own rows that the scenario writes.
     pub(crate) fn own_rows(&self) -> Result<Vec<Option<String>>, Failure> {
-        let keys = self
-            .scenario
-            .steps
-            .iter()
-            .filter_map(|step| if let Command::PlaceWithOwnRow { key, .. } = step.command { Some(key) } else { None });
+        let keys = self.scenario.steps.iter().filter_map(|step| {
+            if let Command::PlaceWithOwnRow { key, .. } = step.command { Some(key) } else { None }
+        });
         keys.map(|key| self.own_row(key)).collect()
     }
 
@@ -225,7 +251,11 @@ impl<'s, H: Harness> World<'s, H> {
     /// Does what the command says, after the fault that strikes before it.
     pub(crate) fn begin(&mut self, command: Command) -> Result<Outcome, Interrupt> {
         let fault = match command {
-            Command::Wait(_) | Command::StepBack(_) | Command::Count | Command::ReadOwnRow(_) | Command::Crash => None,
+            Command::Wait(_)
+            | Command::StepBack(_)
+            | Command::Count
+            | Command::ReadOwnRow(_)
+            | Command::Crash => None,
             Command::Register(_)
             | Command::Commit(_)
             | Command::Place(_)
@@ -249,7 +279,9 @@ impl<'s, H: Harness> World<'s, H> {
         };
         match fault {
             None => {}
-            Some(BeginFault::ClockStepsBack) => self.clock = self.clock.before(Duration::from_secs(3_600)),
+            Some(BeginFault::ClockStepsBack) => {
+                self.clock = self.clock.before(Duration::from_secs(3_600))
+            }
             Some(BeginFault::CloseAndReopen) => return Err(Interrupt::Crash),
             Some(BeginFault::RivalFirst) => {
                 let in_hand = self.relays.clone();
@@ -268,38 +300,55 @@ impl<'s, H: Harness> World<'s, H> {
             Command::Register(buy) => self.register(buy),
             Command::Commit(buy) => self.commit(buy),
             Command::Place(buy) => self.place(buy, None),
-            Command::PlaceWithOwnRow { purchase, key, value, fails } => self.place(purchase, Some((key, value, fails))),
-            Command::ReadOwnRow(key) => Ok(Outcome::of(self.own_row(key)?.unwrap_or_else(|| "no row".to_string()))),
+            Command::PlaceWithOwnRow { purchase, key, value, fails } => {
+                self.place(purchase, Some((key, value, fails)))
+            }
+            Command::ReadOwnRow(key) => {
+                Ok(Outcome::of(self.own_row(key)?.unwrap_or_else(|| "no row".to_string())))
+            }
             Command::Claim(relay) => self.claim(relay).map(|claimed| claimed.0),
             Command::Publish(relay, broker) => self.publish(relay, broker),
             Command::Renew(relay) => self.renew(relay),
-            Command::Settle(relay) => self.settle(relay).map(|settled| Outcome::of(Tally(&settled))),
-            Command::Receive { consumer, event, fails } => self.receive_one(consumer, &event_of(event)?, fails),
+            Command::Settle(relay) => {
+                self.settle(relay).map(|settled| Outcome::of(Tally(&settled)))
+            }
+            Command::Receive { consumer, event, fails } => {
+                self.receive_one(consumer, &event_of(event)?, fails)
+            }
             Command::ReceiveOther { consumer, event } => {
-                let event = Event { body: Body::json(r#"{"quantity":"1000"}"#)?, ..event_of(event)? };
+                let event =
+                    Event { body: Body::json(r#"{"quantity":"1000"}"#)?, ..event_of(event)? };
                 self.receive_one(consumer, &event, false)
             }
             Command::ReceiveInOrder { consumer, event, place: (sequence, after) } => {
                 let event = event_of(event)?;
-                let receive =
-                    receive_of(consumer, &event)?.in_order(event.ordering_key, Place { begun: Millis::new(0), sequence, after });
+                let receive = receive_of(consumer, &event)?
+                    .in_order(event.ordering_key, Place { begun: Millis::new(0), sequence, after });
                 self.receive(&receive, false)
             }
             Command::Cancel(event) => {
-                let cancel = Cancel::new([EventId::new(event.to_string())?], Reason::new("the client has changed its mind"))?;
+                let cancel = Cancel::new(
+                    [EventId::new(event.to_string())?],
+                    Reason::new("the client has changed its mind"),
+                )?;
                 Ok(operated(&never(ended(self.sender().run(cancel, self.clock))?), "cancelled"))
             }
             Command::Redrive(event) => {
-                let redrive = Redrive::new([EventId::new(event.to_string())?], self.kept.redrive_window(&self.policy))?;
+                let redrive = Redrive::new(
+                    [EventId::new(event.to_string())?],
+                    self.kept.redrive_window(&self.policy),
+                )?;
                 Ok(operated(&never(ended(self.sender().run(redrive, self.clock))?), "redriven"))
             }
             Command::Discard(event) => {
-                let discard = Discard::new([EventId::new(event.to_string())?], Reason::new("sent by hand"))?;
+                let discard =
+                    Discard::new([EventId::new(event.to_string())?], Reason::new("sent by hand"))?;
                 Ok(operated(&never(ended(self.sender().run(discard, self.clock))?), "discarded"))
             }
             Command::CountFailure { consumer, event, limit } => {
                 let reason = Reason::new("the points program is away");
-                let count = CountFailure::new(Consumer::new(consumer)?, &event_of(event)?, reason, limit);
+                let count =
+                    CountFailure::new(Consumer::new(consumer)?, &event_of(event)?, reason, limit);
                 Ok(match ended(self.receiver().run(count, self.clock))? {
                     Ended::Done(FailureCounted::ComesAgain) => Outcome::of("comes again"),
                     Ended::Done(FailureCounted::Poisoned) => Outcome::of("poisoned"),
@@ -309,23 +358,34 @@ impl<'s, H: Harness> World<'s, H> {
             }
             Command::Intend { consumer, event } => self.intend(consumer, event),
             Command::StartCall { consumer, event } => {
-                let start = Start::new(call_of(consumer, event)?, Duration::from_millis(PATIENCE), WhenUnknown::Ask);
+                let start = Start::new(
+                    call_of(consumer, event)?,
+                    Duration::from_millis(PATIENCE),
+                    WhenUnknown::Ask,
+                );
                 Ok(match ended(self.receiver().run(start, self.clock))? {
                     Ended::Done(Started::Call(_)) => Outcome::of("make the call"),
                     Ended::Done(Started::UnderWay) => Outcome::of("somebody is making it"),
                     Ended::Done(Started::Ask) => Outcome::of("ask the other side"),
                     Ended::Done(Started::Wait) => Outcome::of("wait for an operator"),
                     Ended::Done(Started::Done(None)) => Outcome::of("done already"),
-                    Ended::Done(Started::Done(Some(note))) => Outcome::of(format_args!("done already: {note}")),
+                    Ended::Done(Started::Done(Some(note))) => {
+                        Outcome::of(format_args!("done already: {note}"))
+                    }
                     Ended::Refused(refusal) => Outcome::refused(refusal),
                 })
             }
             Command::CallDone { consumer, event } => {
                 let end = CallEnd::Done(Some(Reason::new(format_args!("receipt {event}"))));
-                Ok(match ended(self.receiver().run(Resolve::new(call_of(consumer, event)?, end), self.clock))? {
-                    Ended::Done(()) => Outcome::of("recorded"),
-                    Ended::Refused(refusal) => Outcome::refused(refusal),
-                })
+                Ok(
+                    match ended(
+                        self.receiver()
+                            .run(Resolve::new(call_of(consumer, event)?, end), self.clock),
+                    )? {
+                        Ended::Done(()) => Outcome::of("recorded"),
+                        Ended::Refused(refusal) => Outcome::refused(refusal),
+                    },
+                )
             }
             Command::Purge => self.purge(),
             Command::Count => self.count(),
@@ -366,7 +426,8 @@ impl<'s, H: Harness> World<'s, H> {
         let request = request_of(buy)?;
         let order = order_of(&request, buy)?;
         let result = self.sender().write(self.clock, |tx| {
-            let registered = tx.run(Register::new(&request)).map_err(UserError::<ErrorOf<H>>::of)?;
+            let registered =
+                tx.run(Register::new(&request)).map_err(UserError::<ErrorOf<H>>::of)?;
             if let Some((key, value, _)) = own {
                 let put = H::put_own_row(tx.inner_mut(), key, value);
                 put.map_err(|error| UserError::Store(RunError::Store(FaultError::Store(error))))?;
@@ -382,7 +443,9 @@ impl<'s, H: Harness> World<'s, H> {
             Ended::Refused(UserError::Fails) => Ok(Outcome::of("rolled back")),
             Ended::Refused(UserError::Refused(why)) => Ok(Outcome::refused(why)),
             Ended::Refused(UserError::Store(error)) => match ended(Err::<(), _>(error))? {
-                Ended::Done(()) | Ended::Refused(()) => Err(Failure::new("a refusal without a reason").into()),
+                Ended::Done(()) | Ended::Refused(()) => {
+                    Err(Failure::new("a refusal without a reason").into())
+                }
             },
         }
     }
@@ -391,15 +454,25 @@ impl<'s, H: Harness> World<'s, H> {
     fn claim(&mut self, relay: &'static str) -> Result<(Outcome, Option<Millis>), Interrupt> {
         let claim = Claim::new(&self.policy, Owner::new(relay)?, Duration::from_millis(LEASE), 8)?;
         let claimed = never(ended(self.sender().run(claim, self.clock))?);
-        let events: Vec<&str> = claimed.runs.iter().flat_map(|run| &run.deliveries).map(|one| one.event.as_str()).collect();
-        let mut text = format!("claimed {}", if events.is_empty() { "nothing".to_string() } else { events.join(" ") });
+        let events: Vec<&str> = claimed
+            .runs
+            .iter()
+            .flat_map(|run| &run.deliveries)
+            .map(|one| one.event.as_str())
+            .collect();
+        let mut text = format!(
+            "claimed {}",
+            if events.is_empty() { "nothing".to_string() } else { events.join(" ") }
+        );
         claimed.dead.iter().for_each(|event| text.push_str(&format!(", dead {event}")));
-        let runs = claimed.runs.into_iter().map(|run| InHand { run, confirmed: Vec::new(), ended: None });
+        let runs =
+            claimed.runs.into_iter().map(|run| InHand { run, confirmed: Vec::new(), ended: None });
         self.relays.entry(relay).or_default().extend(runs);
         Ok((Outcome::of(text), claimed.next_due))
     }
 
-    /// Publishes what the relay has in hand, event by event; what happened to each is noted at once, for a settle or a second try.
+    /// Publishes what the relay has in hand, event by event; what happened to each is noted at
+    /// once, for a settle or a second try.
     fn publish(&mut self, relay: &'static str, broker: Broker) -> Result<Outcome, Interrupt> {
         let mut texts = Vec::new();
         for at in 0..self.relays.get(relay).map_or(0, Vec::len) {
@@ -418,7 +491,11 @@ impl<'s, H: Harness> World<'s, H> {
                 }
             }
         }
-        Ok(Outcome::of(if texts.is_empty() { "nothing to publish".to_string() } else { texts.join("; ") }))
+        Ok(Outcome::of(if texts.is_empty() {
+            "nothing to publish".to_string()
+        } else {
+            texts.join("; ")
+        }))
     }
 
     fn next_to_publish(&self, relay: &str, at: usize) -> Option<(EventId, Millis)> {
@@ -426,14 +503,24 @@ impl<'s, H: Harness> World<'s, H> {
         if hand.ended.is_some() {
             return None;
         }
-        hand.run.deliveries.get(hand.confirmed.len()).map(|delivery| (delivery.event.clone(), hand.run.until))
+        hand.run
+            .deliveries
+            .get(hand.confirmed.len())
+            .map(|delivery| (delivery.event.clone(), hand.run.until))
     }
 
     /// Publishes one event, and says what to settle it with if it is not confirmed.
-    fn publish_one(&mut self, id: &EventId, until: Millis, broker: Broker) -> Result<(String, Option<Ending>), Interrupt> {
+    fn publish_one(
+        &mut self,
+        id: &EventId,
+        until: Millis,
+        broker: Broker,
+    ) -> Result<(String, Option<Ending>), Interrupt> {
         let event = self.read_event(id)?;
         let is = |other: EventRef| other.to_string() == id.as_str();
-        let failed = |text: &str| Ok((text.to_string(), Some(Ending::Failed(Reason::new("the broker failed")))));
+        let failed = |text: &str| {
+            Ok((text.to_string(), Some(Ending::Failed(Reason::new("the broker failed")))))
+        };
         let mut lost = broker == Broker::AnswerLost;
         match self.plan.publish() {
             None => {}
@@ -442,20 +529,30 @@ impl<'s, H: Harness> World<'s, H> {
             Some(PublishFault::LeaseRunsOut) => {
                 self.clock = self.clock.max(until);
                 self.plan.pause(true);
-                let rival =
-                    self.claim("relay-9").and_then(|_| self.publish("relay-9", broker)).and_then(|_| self.settle("relay-9"));
+                let rival = self
+                    .claim("relay-9")
+                    .and_then(|_| self.publish("relay-9", broker))
+                    .and_then(|_| self.settle("relay-9"));
                 self.plan.pause(false);
                 let _settled = rival?;
             }
         }
         match broker {
             Broker::FailsOn(other) if is(other) => failed("failed"),
-            Broker::Rejects(other) if is(other) => {
-                Ok(("rejected".to_string(), Some(Ending::Rejected(Reason::new("the broker will never take it")))))
-            }
+            Broker::Rejects(other) if is(other) => Ok((
+                "rejected".to_string(),
+                Some(Ending::Rejected(Reason::new("the broker will never take it"))),
+            )),
             Broker::Kills(other) if is(other) => Ok(("killed the program".to_string(), None)),
-            Broker::Unreachable => Ok(("unavailable".to_string(), Some(Ending::Unavailable(Reason::new("the broker is away"))))),
-            Broker::Takes | Broker::AnswerLost | Broker::FailsOn(_) | Broker::Rejects(_) | Broker::Kills(_) => {
+            Broker::Unreachable => Ok((
+                "unavailable".to_string(),
+                Some(Ending::Unavailable(Reason::new("the broker is away"))),
+            )),
+            Broker::Takes
+            | Broker::AnswerLost
+            | Broker::FailsOn(_)
+            | Broker::Rejects(_)
+            | Broker::Kills(_) => {
                 let text = self.arrive(&event)?;
                 if lost { failed(&format!("{text}, answer lost")) } else { Ok((text, None)) }
             }
@@ -464,10 +561,17 @@ impl<'s, H: Harness> World<'s, H> {
 
     fn read_event(&self, id: &EventId) -> Result<Event, Interrupt> {
         let store = self.sender();
-        let rows = store.view().and_then(|mut view| view.load(&Query::rows([Key::Event(id.clone())]))).map_err(interrupt)?;
-        let event =
-            rows.into_vec().into_iter().find_map(|row| if let Record::Event(event) = row.record { Some(event) } else { None });
-        event.ok_or_else(|| Failure::new(format_args!("P3: event {id} was claimed, but it is not there")).into())
+        let rows = store
+            .view()
+            .and_then(|mut view| view.load(&Query::rows([Key::Event(id.clone())])))
+            .map_err(interrupt)?;
+        let event = rows
+            .into_vec()
+            .into_iter()
+            .find_map(|row| if let Record::Event(event) = row.record { Some(event) } else { None });
+        event.ok_or_else(|| {
+            Failure::new(format_args!("P3: event {id} was claimed, but it is not there")).into()
+        })
     }
 
     /// The event reaches the consumers.
@@ -482,7 +586,12 @@ impl<'s, H: Harness> World<'s, H> {
         Ok(texts.join(", "))
     }
 
-    fn receive_one(&self, consumer: &str, event: &Event, fails: bool) -> Result<Outcome, Interrupt> {
+    fn receive_one(
+        &self,
+        consumer: &str,
+        event: &Event,
+        fails: bool,
+    ) -> Result<Outcome, Interrupt> {
         self.receive(&receive_of(consumer, event)?, fails)
     }
 
@@ -494,7 +603,9 @@ impl<'s, H: Harness> World<'s, H> {
             })
         } else {
             self.receiver().run(receive, self.clock).map_err(|error| match error {
-                RunError::Refused(refusal) => RunError::Refused(UserError::Refused(refusal.to_string())),
+                RunError::Refused(refusal) => {
+                    RunError::Refused(UserError::Refused(refusal.to_string()))
+                }
                 RunError::Conflict(key) => RunError::Conflict(key),
                 RunError::Store(error) => RunError::Store(error),
                 RunError::Unknown(error) => RunError::Unknown(error),
@@ -504,16 +615,21 @@ impl<'s, H: Harness> World<'s, H> {
             Ended::Done(Received::Applied) => Ok(Outcome::of("applied")),
             Ended::Done(Received::Duplicate) => Ok(Outcome::of("skipped")),
             Ended::Done(Received::Poisoned) => Ok(Outcome::of("poisoned")),
-            Ended::Done(Received::WaitsFor(sequence)) => Ok(Outcome::of(format_args!("waits for {sequence}"))),
+            Ended::Done(Received::WaitsFor(sequence)) => {
+                Ok(Outcome::of(format_args!("waits for {sequence}")))
+            }
             Ended::Refused(UserError::Fails) => Ok(Outcome::of("rolled back")),
             Ended::Refused(UserError::Refused(why)) => Ok(Outcome::refused(why)),
             Ended::Refused(UserError::Store(error)) => match ended(Err::<(), _>(error))? {
-                Ended::Done(()) | Ended::Refused(()) => Err(Failure::new("a refusal without a reason").into()),
+                Ended::Done(()) | Ended::Refused(()) => {
+                    Err(Failure::new("a refusal without a reason").into())
+                }
             },
         }
     }
 
-    /// Receives an event, and records in the same commit that a call is to be made, unless it was received before.
+    /// Receives an event, and records in the same commit that a call is to be made, unless it was
+    /// received before.
     fn intend(&self, consumer: &str, event: EventRef) -> Result<Outcome, Interrupt> {
         let receive = receive_of(consumer, &event_of(event)?)?;
         let call = call_of(consumer, event)?;
@@ -521,7 +637,11 @@ impl<'s, H: Harness> World<'s, H> {
             let received = tx.run(&receive).map_err(UserError::<ErrorOf<H>>::of)?;
             if received == Received::Applied {
                 let new = tx.run(Intend::new(call.clone())).map_err(UserError::of)?;
-                return Ok(if new { "applied, a call is to be made" } else { "applied, but the call was there before" });
+                return Ok(if new {
+                    "applied, a call is to be made"
+                } else {
+                    "applied, but the call was there before"
+                });
             }
             Ok("skipped")
         });
@@ -530,7 +650,9 @@ impl<'s, H: Harness> World<'s, H> {
             Ended::Refused(UserError::Fails) => Ok(Outcome::of("rolled back")),
             Ended::Refused(UserError::Refused(why)) => Ok(Outcome::refused(why)),
             Ended::Refused(UserError::Store(error)) => match ended(Err::<(), _>(error))? {
-                Ended::Done(()) | Ended::Refused(()) => Err(Failure::new("a refusal without a reason").into()),
+                Ended::Done(()) | Ended::Refused(()) => {
+                    Err(Failure::new("a refusal without a reason").into())
+                }
             },
         }
     }
@@ -546,7 +668,9 @@ impl<'s, H: Harness> World<'s, H> {
                 let mut next = None;
                 for batch in 0.. {
                     if batch == BATCHES {
-                        return Err(Failure::new(format_args!("the purge of {table} has no end")).into());
+                        return Err(
+                            Failure::new(format_args!("the purge of {table} has no end")).into()
+                        );
                     }
                     let purge = Purge::new(&self.kept, table, BATCH);
                     let purge = if let Some(key) = next { purge.after(key) } else { purge };
@@ -562,25 +686,40 @@ impl<'s, H: Harness> World<'s, H> {
                 texts.push(format!("{table}={removed}"));
             }
         }
-        Ok(Outcome::of(format_args!("removed {}", if texts.is_empty() { "nothing".to_string() } else { texts.join(" ") })))
+        Ok(Outcome::of(format_args!(
+            "removed {}",
+            if texts.is_empty() { "nothing".to_string() } else { texts.join(" ") }
+        )))
     }
 
     fn renew(&mut self, relay: &str) -> Result<Outcome, Interrupt> {
-        let leases = self.relays.get(relay).into_iter().flatten().map(|hand| hand.run.lease.clone());
-        let renewed = never(ended(self.sender().run(Renew::new(leases, Duration::from_millis(LEASE)), self.clock))?);
+        let leases =
+            self.relays.get(relay).into_iter().flatten().map(|hand| hand.run.lease.clone());
+        let renewed = never(ended(
+            self.sender().run(Renew::new(leases, Duration::from_millis(LEASE)), self.clock),
+        )?);
         for (lease, until) in &renewed.leases {
             let hands = self.relays.get_mut(relay).into_iter().flatten();
             hands.filter(|hand| hand.run.lease == *lease).for_each(|hand| hand.run.until = *until);
         }
-        let stale: Vec<String> = renewed.stale.iter().map(|stale| format!("stale: {}", stale.why)).collect();
-        Ok(Outcome::of(if stale.is_empty() { format!("{} renewed", renewed.leases.len()) } else { stale.join("; ") }))
+        let stale: Vec<String> =
+            renewed.stale.iter().map(|stale| format!("stale: {}", stale.why)).collect();
+        Ok(Outcome::of(if stale.is_empty() {
+            format!("{} renewed", renewed.leases.len())
+        } else {
+            stale.join("; ")
+        }))
     }
 
     fn settle(&mut self, relay: &str) -> Result<twobox::Settled, Interrupt> {
         let hands = self.relays.get(relay).cloned().unwrap_or_default();
-        let results =
-            hands.into_iter().map(|hand| RunResult { lease: hand.run.lease, confirmed: hand.confirmed, ended: hand.ended });
-        let settled = never(ended(self.sender().run(Settle::new(&self.policy, results), self.clock))?);
+        let results = hands.into_iter().map(|hand| RunResult {
+            lease: hand.run.lease,
+            confirmed: hand.confirmed,
+            ended: hand.ended,
+        });
+        let settled =
+            never(ended(self.sender().run(Settle::new(&self.policy, results), self.clock))?);
         self.relays.remove(relay);
         Ok(settled)
     }
@@ -617,7 +756,11 @@ impl<'s, H: Harness> World<'s, H> {
                 match next {
                     None => {
                         let tally = Tally(&all).to_string();
-                        let tally = if tally == "nothing settled" { String::new() } else { format!(", {tally}") };
+                        let tally = if tally == "nothing settled" {
+                            String::new()
+                        } else {
+                            format!(", {tally}")
+                        };
                         return Ok(Outcome::of(format_args!("at rest{tally}")));
                     }
                     Some(due) => self.clock = self.clock.max(due),
@@ -634,14 +777,22 @@ struct Tally<'a>(&'a twobox::Settled);
 impl fmt::Display for Tally<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut texts = Vec::new();
-        for (count, what) in [(self.0.confirmed, "confirmed"), (self.0.retried, "retried"), (self.0.released, "released")] {
+        for (count, what) in [
+            (self.0.confirmed, "confirmed"),
+            (self.0.retried, "retried"),
+            (self.0.released, "released"),
+        ] {
             if count > 0 {
                 texts.push(format!("{count} {what}"));
             }
         }
         texts.extend(self.0.dead.iter().map(|event| format!("dead {event}")));
         texts.extend(self.0.stale.iter().map(|stale| format!("stale: {}", stale.why)));
-        f.write_str(&if texts.is_empty() { "nothing settled".to_string() } else { texts.join(", ") })
+        f.write_str(&if texts.is_empty() {
+            "nothing settled".to_string()
+        } else {
+            texts.join(", ")
+        })
     }
 }
 
@@ -659,7 +810,11 @@ fn registered_text(registered: &Registered) -> String {
 }
 
 fn committed_text(committed: &Committed) -> String {
-    format!("{} {}", if committed.repeated { "repeated" } else { "committed" }, placed_text(&committed.placed))
+    format!(
+        "{} {}",
+        if committed.repeated { "repeated" } else { "committed" },
+        placed_text(&committed.placed)
+    )
 }
 
 fn operated(operated: &Operated, what: &str) -> Outcome {
@@ -680,7 +835,11 @@ fn call_of(consumer: &str, event: EventRef) -> Result<CallKey, Invalid> {
 
 fn request_of(buy: Purchase) -> Result<Request, Invalid> {
     let quantity = buy.quantity.to_string();
-    Request::new("shop", buy.request, Fingerprint::of([("item", buy.item), ("quantity", quantity.as_str())]))
+    Request::new(
+        "shop",
+        buy.request,
+        Fingerprint::of([("item", buy.item), ("quantity", quantity.as_str())]),
+    )
 }
 
 fn order_of(request: &Request, buy: Purchase) -> Result<CommitOrder<'_>, Invalid> {

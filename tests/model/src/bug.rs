@@ -5,8 +5,8 @@ use twobox::{Change, DeliveryState, LaneRow, Millis, OutboxRow, Record, Stored};
 use crate::scope::{Params, Scope};
 use crate::step::Step;
 
-/// What is wrong with the rules. The product has no such switches: rows are changed before a transition sees them, or changes are
-/// left out of what it decided.
+/// What is wrong with the rules. The product has no such switches: rows are changed before a
+/// transition sees them, or changes are left out of what it decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Bug {
     /// Parameters are not compared (P1).
@@ -39,10 +39,15 @@ impl Bug {
     /// Changes the rows that a transition will see.
     pub(crate) fn rows(self, step: &Step, token: Option<u64>, rows: &mut Vec<Stored>) {
         match (self, step) {
-            (Self::ForgetFingerprint, Step::Register { request, .. } | Step::Commit { request, .. }) => {
+            (
+                Self::ForgetFingerprint,
+                Step::Register { request, .. } | Step::Commit { request, .. },
+            ) => {
                 for stored in rows {
-                    if let (Record::Request(_, row), Step::Register { params, .. } | Step::Commit { params, .. }) =
-                        (&mut stored.record, step)
+                    if let (
+                        Record::Request(_, row),
+                        Step::Register { params, .. } | Step::Commit { params, .. },
+                    ) = (&mut stored.record, step)
                     {
                         row.fingerprint = Scope::request(*request, *params).fingerprint;
                     }
@@ -51,12 +56,16 @@ impl Bug {
             (Self::PassOver, Step::Claim { .. }) => {
                 let behind: Vec<_> = rows
                     .iter()
-                    .filter_map(|stored| if let Record::Outbox(_, row) = &stored.record { Some(row) } else { None })
+                    .filter_map(|stored| {
+                        if let Record::Outbox(_, row) = &stored.record { Some(row) } else { None }
+                    })
                     .filter(|row| row.failures == 0)
                     .map(|row| row.lane.clone())
                     .collect();
                 let passed = |row: &OutboxRow| row.failures > 0 && behind.contains(&row.lane);
-                rows.retain(|stored| !matches!(&stored.record, Record::Outbox(_, row) if passed(row)));
+                rows.retain(
+                    |stored| !matches!(&stored.record, Record::Outbox(_, row) if passed(row)),
+                );
             }
             (Self::IgnoreToken, Step::Settle { .. } | Step::Renew { .. }) => {
                 for stored in rows {
@@ -67,14 +76,20 @@ impl Bug {
             }
             (Self::IgnoreLease, Step::Claim { .. }) => {
                 for stored in rows {
-                    if let Record::Lane(_, row @ LaneRow { lease: Some(_), .. }) = &mut stored.record {
+                    if let Record::Lane(_, row @ LaneRow { lease: Some(_), .. }) =
+                        &mut stored.record
+                    {
                         row.due = Some(Millis::new(0));
                     }
                 }
             }
             (Self::PurgePending, Step::Purge(_)) => {
                 for stored in rows {
-                    if let Record::Outbox(_, row @ OutboxRow { state: DeliveryState::Pending, .. }) = &mut stored.record {
+                    if let Record::Outbox(
+                        _,
+                        row @ OutboxRow { state: DeliveryState::Pending, .. },
+                    ) = &mut stored.record
+                    {
                         row.state = DeliveryState::Confirmed(row.committed_at);
                     }
                 }
@@ -108,13 +123,16 @@ impl Bug {
     pub(crate) fn changes(self, step: &Step, changes: &mut Vec<Change>) {
         match (self, step) {
             (Self::SplitOrder, Step::Commit { .. }) => changes.retain(|change| match change {
-                Change::Put { record, .. } => matches!(record, Record::Request(..) | Record::Order(..)),
+                Change::Put { record, .. } => {
+                    matches!(record, Record::Request(..) | Record::Order(..))
+                }
                 Change::Delete { .. } => true,
             }),
             (Self::LoseFailed, Step::Settle { .. }) => {
                 for change in changes {
                     if let Change::Put { expect: twobox::Expect::Revision(expect), record } = change
-                        && let Record::Outbox(_, OutboxRow { state: DeliveryState::Pending, .. }) = record
+                        && let Record::Outbox(_, OutboxRow { state: DeliveryState::Pending, .. }) =
+                            record
                     {
                         *change = Change::Delete { expect: *expect, key: record.key() };
                     }
@@ -140,7 +158,9 @@ impl Bug {
                 }
             }
             (Self::DropInboxRow, Step::Deliver { .. }) => {
-                changes.retain(|change| !matches!(change, Change::Put { record: Record::Inbox(..), .. }));
+                changes.retain(|change| {
+                    !matches!(change, Change::Put { record: Record::Inbox(..), .. })
+                });
             }
             (
                 Self::ForgetFingerprint

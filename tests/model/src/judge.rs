@@ -6,10 +6,15 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
-use twobox::{Claimed, DeliveryState, InboxState, Key, LaneRow, Millis, OutboxRow, Receive, Record, Redrive, Store, Table};
+use twobox::{
+    Claimed, DeliveryState, InboxState, Key, LaneRow, Millis, OutboxRow, Receive, Record, Redrive,
+    Store, Table,
+};
 use twobox_memory::{MemoryStore, State};
 
-use crate::scope::{Params, Scope, consumer, envelope, event_id, lane_of, named, number_of, order_of, owner};
+use crate::scope::{
+    Params, Scope, consumer, envelope, event_id, lane_of, named, number_of, order_of, owner,
+};
 use crate::step::Step;
 use crate::world::{Copy, Db, Held, Promise, World};
 
@@ -22,14 +27,17 @@ pub(crate) enum Judged {
 
 fn outbox(db: &Db) -> BTreeMap<u8, OutboxRow> {
     let rows = db.table(Table::Outbox);
-    let rows = rows.filter_map(|record| if let Record::Outbox(id, row) = record { Some((number_of(&id)?, row)) } else { None });
+    let rows = rows.filter_map(|record| {
+        if let Record::Outbox(id, row) = record { Some((number_of(&id)?, row)) } else { None }
+    });
     rows.collect()
 }
 
 fn lanes(db: &Db) -> BTreeMap<String, LaneRow> {
     let rows = db.table(Table::Lanes);
-    let rows =
-        rows.filter_map(|record| if let Record::Lane(key, row) = record { Some((key.as_str().into(), row)) } else { None });
+    let rows = rows.filter_map(|record| {
+        if let Record::Lane(key, row) = record { Some((key.as_str().into(), row)) } else { None }
+    });
     rows.collect()
 }
 
@@ -48,7 +56,8 @@ impl World {
         self.break_unless(Promise::P1, accepted == right);
     }
 
-    /// A lease was taken for current or not (P6): it must be what was written down, and a stale one changes nothing.
+    /// A lease was taken for current or not (P6): it must be what was written down, and a stale one
+    /// changes nothing.
     pub(crate) fn judge_lease(&mut self, held: &Held, judged: Judged, changed: bool) {
         let right = match judged {
             Judged::Current => !held.stale,
@@ -62,13 +71,16 @@ impl World {
         let now = self.time();
         // A rival may have committed what was not there to be seen.
         let all_seen = *view == before.0;
-        // What it leaves, though it is due, it must come for at once: an event that may bring the relay down is tried alone.
-        let comes_at_once =
-            claimed.next_due.is_some_and(|due| due <= now) && !(claimed.runs.is_empty() && claimed.dead.is_empty());
+        // What it leaves, though it is due, it must come for at once: an event that may bring the
+        // relay down is tried alone.
+        let comes_at_once = claimed.next_due.is_some_and(|due| due <= now)
+            && !(claimed.runs.is_empty() && claimed.dead.is_empty());
         let rows = outbox(before);
         for (name, lane) in lanes(before) {
             let run = claimed.runs.iter().find(|run| run.lease.lane.as_str() == name);
-            let first = rows.iter().filter(|(_, row)| row.lane.as_str() == name && row.state == DeliveryState::Pending);
+            let first = rows.iter().filter(|(_, row)| {
+                row.lane.as_str() == name && row.state == DeliveryState::Pending
+            });
             let first = first.min_by_key(|(_, row)| row.sequence);
             let leased = lane.lease.as_ref().is_some_and(|lease| lease.until > now);
             let waits = lane.blocked_by.is_some() || first.is_none_or(|(_, row)| row.due > now);
@@ -76,12 +88,19 @@ impl World {
                 (None, Some((event, _))) => {
                     self.break_unless(
                         Promise::P3,
-                        !all_seen || leased || waits || comes_at_once || claimed.dead.contains(&event_id(*event)),
+                        !all_seen
+                            || leased
+                            || waits
+                            || comes_at_once
+                            || claimed.dead.contains(&event_id(*event)),
                     );
                 }
                 (Some(run), Some((event, _))) => {
                     self.break_unless(Promise::P6, !leased);
-                    self.break_unless(Promise::P4, !waits && run.deliveries[0].event == event_id(*event));
+                    self.break_unless(
+                        Promise::P4,
+                        !waits && run.deliveries[0].event == event_id(*event),
+                    );
                 }
                 (Some(_), None) => self.break_unless(Promise::P4, false),
                 (None, None) => {}
@@ -89,7 +108,8 @@ impl World {
         }
     }
 
-    /// An event goes to the broker: those before it must be there, or be passed over by the rule (P4).
+    /// An event goes to the broker: those before it must be there, or be passed over by the rule
+    /// (P4).
     pub(crate) fn judge_publish(&mut self, event: u8, sequence: u64) {
         let rows = outbox(&self.db);
         let overtaken = rows.iter().any(|(other, row)| {
@@ -99,15 +119,19 @@ impl World {
         self.break_unless(Promise::P4, !overtaken);
     }
 
-    /// An event was applied: never twice, together with its effect (P5), and in order if the consumer asks for it (P4).
+    /// An event was applied: never twice, together with its effect (P5), and in order if the
+    /// consumer asks for it (P4).
     pub(crate) fn judge_applied(&mut self, scope: &Scope, copy: Copy, number: u8) {
         let applied = self.ghost.applied[usize::from(number)];
         self.break_unless(Promise::P5, applied & bit(copy.event) == 0);
         self.ghost.applied[usize::from(number)] |= bit(copy.event);
         if scope.in_order {
             let missed = outbox(&self.db).iter().any(|(other, row)| {
-                let before = *other != copy.event && row.lane == lane_of(copy.event) && row.sequence < copy.place.sequence;
-                let wanted = matches!(row.state, DeliveryState::Pending | DeliveryState::Confirmed(_));
+                let before = *other != copy.event
+                    && row.lane == lane_of(copy.event)
+                    && row.sequence < copy.place.sequence;
+                let wanted =
+                    matches!(row.state, DeliveryState::Pending | DeliveryState::Confirmed(_));
                 let set_aside = || self.inbox(*other, number) == Some(InboxState::Poisoned);
                 before && wanted && applied & bit(*other) == 0 && !set_aside()
             });
@@ -129,9 +153,14 @@ impl World {
         }
         let gone = |table: Table| {
             let there: BTreeSet<Key> = after.table(table).map(|record| record.key()).collect();
-            before.table(table).filter(move |record| !there.contains(&record.key())).collect::<Vec<_>>()
+            before
+                .table(table)
+                .filter(move |record| !there.contains(&record.key()))
+                .collect::<Vec<_>>()
         };
-        for record in gone(Table::Requests).into_iter().chain(gone(Table::Lanes)).chain(gone(Table::Inbox)) {
+        for record in
+            gone(Table::Requests).into_iter().chain(gone(Table::Lanes)).chain(gone(Table::Inbox))
+        {
             self.judge_gone(scope, step, &record, &new);
         }
         // Events and effects are written once; purge relies on it.
@@ -140,16 +169,27 @@ impl World {
             self.break_unless(promise, false);
         }
         for (lane, row) in lanes(&before) {
-            // A token never comes again, so that a holder of long ago cannot take itself for the current one.
+            // A token never comes again, so that a holder of long ago cannot take itself for the
+            // current one.
             let backwards = lanes(&after).get(&lane).is_some_and(|now| now.token < row.token);
             self.break_unless(Promise::P6, !backwards);
         }
     }
 
-    fn judge_delivery(&mut self, scope: &Scope, step: &Step, event: u8, old: &OutboxRow, new: Option<&OutboxRow>) {
+    fn judge_delivery(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        event: u8,
+        old: &OutboxRow,
+        new: Option<&OutboxRow>,
+    ) {
         use DeliveryState::{Cancelled, Confirmed, Dead, Discarded, Pending};
         let Some(new) = new else {
-            let past = old.state.finished_at().is_some_and(|at| self.time().since(at) > scope.retention.events);
+            let past = old
+                .state
+                .finished_at()
+                .is_some_and(|at| self.time().since(at) > scope.retention.events);
             if matches!(step, Step::Purge(_)) {
                 self.break_unless(Promise::P7, past);
                 self.ghost.purged |= bit(event);
@@ -161,8 +201,12 @@ impl World {
         let right = match (old.state, new.state) {
             (old, new) if old == new => true,
             // Only what the broker has confirmed to a relay is confirmed.
-            (Pending, Confirmed(_)) => matches!(step, Step::Settle { .. }) && self.ghost.broker & bit(event) != 0,
-            (Pending, Dead(_)) => matches!(step, Step::Settle { .. } | Step::Claim { .. }) && new.reason.is_some(),
+            (Pending, Confirmed(_)) => {
+                matches!(step, Step::Settle { .. }) && self.ghost.broker & bit(event) != 0
+            }
+            (Pending, Dead(_)) => {
+                matches!(step, Step::Settle { .. } | Step::Claim { .. }) && new.reason.is_some()
+            }
             (Pending, Cancelled(_)) => matches!(step, Step::Cancel { .. }),
             (Dead(_), Pending) => matches!(step, Step::Redrive { .. }),
             (Dead(_), Discarded(_)) => matches!(step, Step::Discard { .. }),
@@ -173,25 +217,45 @@ impl World {
         self.break_unless(Promise::P4, !moved && old.lane == new.lane);
     }
 
-    fn judge_gone(&mut self, scope: &Scope, step: &Step, record: &Record, outbox: &BTreeMap<u8, OutboxRow>) {
+    fn judge_gone(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        record: &Record,
+        outbox: &BTreeMap<u8, OutboxRow>,
+    ) {
         let now = self.time();
         let purge = matches!(step, Step::Purge(_));
         match record {
             Record::Request(key, row) => {
-                let past = row.placed.as_ref().is_some_and(|placed| now.since(placed.at) > scope.retention.requests);
+                let past = row
+                    .placed
+                    .as_ref()
+                    .is_some_and(|placed| now.since(placed.at) > scope.retention.requests);
                 self.break_unless(Promise::P7, purge && past);
-                if let Some(request) = key.id.as_str().strip_prefix('r').and_then(|number| number.parse::<usize>().ok()) {
+                if let Some(request) = key
+                    .id
+                    .as_str()
+                    .strip_prefix('r')
+                    .and_then(|number| number.parse::<usize>().ok())
+                {
                     self.ghost.bound[request] = None;
                     self.ghost.placed[request] = false;
                 }
             }
             Record::Lane(key, row) => {
-                let pending = outbox.values().any(|row| row.lane == *key && row.state == DeliveryState::Pending);
+                let pending = outbox
+                    .values()
+                    .any(|row| row.lane == *key && row.state == DeliveryState::Pending);
                 let past = now.since(row.changed_at) > scope.retention.events;
-                self.break_unless(Promise::P7, purge && past && !pending && row.blocked_by.is_none());
+                self.break_unless(
+                    Promise::P7,
+                    purge && past && !pending && row.blocked_by.is_none(),
+                );
             }
             Record::Inbox(_, _, row) => {
-                let past = row.state == InboxState::Applied && now.since(row.at) > scope.retention.inbox;
+                let past =
+                    row.state == InboxState::Applied && now.since(row.at) > scope.retention.inbox;
                 self.break_unless(Promise::P7, purge && past);
             }
             Record::Order(..)
@@ -228,8 +292,9 @@ impl World {
             let bound = self.ghost.bound[usize::from(request)];
             match self.db.row(Key::Request(Scope::request(request, Params::First).key)) {
                 Some(Record::Request(_, row)) => {
-                    bound.is_some_and(|params| Scope::request(request, params).fingerprint == row.fingerprint)
-                        && row.placed.is_some() == self.ghost.placed[usize::from(request)]
+                    bound.is_some_and(|params| {
+                        Scope::request(request, params).fingerprint == row.fingerprint
+                    }) && row.placed.is_some() == self.ghost.placed[usize::from(request)]
                 }
                 _ => bound.is_none(),
             }
@@ -239,7 +304,10 @@ impl World {
     fn orders_have_their_events(&self, scope: &Scope) -> bool {
         let rows = outbox(&self.db);
         scope.events.iter().copied().all(|event| {
-            let order = self.db.row(Key::Order(named(twobox::OrderId::new(format!("o{}", order_of(event)))))).is_some();
+            let order = self
+                .db
+                .row(Key::Order(named(twobox::OrderId::new(format!("o{}", order_of(event))))))
+                .is_some();
             let envelope = self.db.row(Key::Event(event_id(event))).is_some();
             let purged = self.ghost.purged & bit(event) != 0;
             rows.contains_key(&event) == envelope && order == (envelope || purged)
@@ -252,13 +320,15 @@ impl World {
             let committed = self.ghost.committed & bit(event) != 0;
             let purged = self.ghost.purged & bit(event) != 0;
             let there = rows.get(&event).is_none_or(|row| {
-                // What is pending comes up: its lane has a time, or waits for an event that is dead.
-                let comes_up = lanes.get(row.lane.as_str()).is_some_and(|lane| match &lane.blocked_by {
-                    None => lane.due.is_some(),
-                    Some(blocker) => number_of(blocker)
-                        .and_then(|number| rows.get(&number))
-                        .is_some_and(|row| matches!(row.state, DeliveryState::Dead(_))),
-                });
+                // What is pending comes up: its lane has a time, or waits for an event that is
+                // dead.
+                let comes_up =
+                    lanes.get(row.lane.as_str()).is_some_and(|lane| match &lane.blocked_by {
+                        None => lane.due.is_some(),
+                        Some(blocker) => number_of(blocker)
+                            .and_then(|number| rows.get(&number))
+                            .is_some_and(|row| matches!(row.state, DeliveryState::Dead(_))),
+                    });
                 row.state != DeliveryState::Pending || comes_up
             });
             there && rows.contains_key(&event) == (committed && !purged)
@@ -267,13 +337,18 @@ impl World {
 
     fn effects_have_their_rows(&self) -> bool {
         let applied = self.db.table(Table::Inbox).filter_map(|record| {
-            if let Record::Inbox(consumer, id, row) = record { row.effect.then_some(Key::Effect(consumer, id)) } else { None }
+            if let Record::Inbox(consumer, id, row) = record {
+                row.effect.then_some(Key::Effect(consumer, id))
+            } else {
+                None
+            }
         });
         let effects = self.db.table(Table::Effects).map(|record| record.key());
         applied.collect::<BTreeSet<_>>() == effects.collect::<BTreeSet<_>>()
     }
 
-    /// Whether everything comes to its end when nothing goes wrong any more (P8), first for the relays that are there, if they are machines.
+    /// Whether everything comes to its end when nothing goes wrong any more (P8), first for the
+    /// relays that are there, if they are machines.
     pub(crate) fn drains(&self, scope: &Scope) -> bool {
         if scope.machines == 0 {
             return self.drains_anew(scope);
@@ -283,7 +358,8 @@ impl World {
         self.machines_drain(scope).is_some_and(|world| world.drains_anew(scope))
     }
 
-    /// The clients retry, all relays are started anew, each in-flight copy arrives, and an operator redrives what is dead.
+    /// The clients retry, all relays are started anew, each in-flight copy arrives, and an operator
+    /// redrives what is dead.
     fn drains_anew(&self, scope: &Scope) -> bool {
         let store = MemoryStore::from_state(self.db.0.clone());
         for request in 0..scope.requests {
@@ -298,7 +374,8 @@ impl World {
         // Twice: what is dead already or has no start left is redriven, and must then go through.
         for _ in 0..2 {
             now = now + Duration::from_secs(3_600);
-            let settings = RelaySettings { policy: scope.policy.clone(), ..RelaySettings::new(owner(9)) };
+            let settings =
+                RelaySettings { policy: scope.policy.clone(), ..RelaySettings::new(owner(9)) };
             let mut relay = named(Relay::new(&store, &arrived, settings, now));
             while relay.step(now) == Ok(true) {
                 steps += 1;
@@ -307,29 +384,42 @@ impl World {
                 }
             }
             let rows = outbox(&Db(store.state()));
-            let dead: Vec<_> = rows.iter().filter(|(_, row)| matches!(row.state, DeliveryState::Dead(_))).collect();
+            let dead: Vec<_> = rows
+                .iter()
+                .filter(|(_, row)| matches!(row.state, DeliveryState::Dead(_)))
+                .collect();
             if !dead.is_empty() {
-                let redrive = named(Redrive::new(dead.iter().map(|(event, _)| event_id(**event)), window)).force();
+                let redrive =
+                    named(Redrive::new(dead.iter().map(|(event, _)| event_id(**event)), window))
+                        .force();
                 let Ok(_redriven) = store.run(redrive, now).map_err(drop) else { return false };
             }
         }
         scope.longest_drain.fetch_max(steps, Ordering::Relaxed);
         let db = Db(store.state());
-        let orders =
-            (0..scope.requests).all(|request| db.row(Key::Order(named(twobox::OrderId::new(format!("o{request}"))))).is_some());
+        let orders = (0..scope.requests).all(|request| {
+            db.row(Key::Order(named(twobox::OrderId::new(format!("o{request}"))))).is_some()
+        });
         orders
             && outbox(&db).values().all(|row| row.state.finished_at().is_some())
             && self.consumers_end(scope, &store, &arrived, now)
     }
 
-    /// Each consumer gets each copy again and again, until nothing changes: it must then have applied or set aside all of them.
-    fn consumers_end(&self, scope: &Scope, store: &MemoryStore, arrived: &Arrived<'_>, now: Millis) -> bool {
+    /// Each consumer gets each copy again and again, until nothing changes: it must then have
+    /// applied or set aside all of them.
+    fn consumers_end(
+        &self,
+        scope: &Scope,
+        store: &MemoryStore,
+        arrived: &Arrived<'_>,
+        now: Millis,
+    ) -> bool {
         let copies = arrived.copies.borrow();
         for number in 0..scope.consumers {
             for _ in 0..=copies.len() {
                 for copy in copies.iter() {
-                    let mut receive =
-                        Receive::new(consumer(number), &envelope(copy.event)).effect(crate::step::effect(copy.event));
+                    let mut receive = Receive::new(consumer(number), &envelope(copy.event))
+                        .effect(crate::step::effect(copy.event));
                     if scope.in_order {
                         receive = receive.in_order(lane_of(copy.event), copy.place);
                     }

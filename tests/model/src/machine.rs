@@ -1,12 +1,16 @@
-//! Relays that are the real [`RelayMachine`]: its driver has one transaction and any number of publishes under way, and which of
-//! them ends next, how, and how late the machine hears of the time, is open.
+//! Relays that are the real [`RelayMachine`]: its driver has one transaction and any number of
+//! publishes under way, and which of them ends next, how, and how late the machine hears of the
+//! time, is open.
 
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
-use twobox::{Checked, Claimed, DeliveryState, Key, LeaseRef, Millis, Reason, Record, Renew, Renewed, Settled, Table};
+use twobox::{
+    Checked, Claimed, DeliveryState, Key, LeaseRef, Millis, Reason, Record, Renew, Renewed,
+    Settled, Table,
+};
 
 use crate::scope::{Params, Scope, event_id, named, number_of, owner};
 use crate::step::{Answer, Ran, Step};
@@ -74,7 +78,8 @@ impl Driven {
             ..RelaySettings::new(owner(number))
         };
         let machine = named(RelayMachine::new(settings, now));
-        let mut driven = Self { machine, transaction: None, publishing: BTreeMap::new(), broken: false };
+        let mut driven =
+            Self { machine, transaction: None, publishing: BTreeMap::new(), broken: false };
         driven.poll();
         driven
     }
@@ -84,7 +89,8 @@ impl Driven {
         while let Some(action) = self.machine.poll_action() {
             if let Action::Publish(tickets) = action {
                 for ticket in tickets {
-                    self.broken |= self.publishing.insert(ticket.lease.lane.as_str().into(), ticket).is_some();
+                    self.broken |=
+                        self.publishing.insert(ticket.lease.lane.as_str().into(), ticket).is_some();
                 }
             } else {
                 self.broken |= self.transaction.replace(action).is_some();
@@ -97,9 +103,18 @@ impl Driven {
 
     /// What ends next if all goes well.
     fn next(&self) -> Option<Input> {
-        let publish = || self.publishing.keys().next().map(|lane| Input::Published(lane.clone(), Answer::Confirmed));
+        let publish = || {
+            self.publishing
+                .keys()
+                .next()
+                .map(|lane| Input::Published(lane.clone(), Answer::Confirmed))
+        };
         let start = || (self.machine.phase() == Phase::Stopped).then_some(Input::Start);
-        self.transaction.as_ref().map(|_| Input::Transaction(Commit::Committed)).or_else(publish).or_else(start)
+        self.transaction
+            .as_ref()
+            .map(|_| Input::Transaction(Commit::Committed))
+            .or_else(publish)
+            .or_else(start)
     }
 }
 
@@ -111,14 +126,20 @@ impl World {
         if driven.transaction.is_some() {
             push(Input::Transaction(Commit::Committed));
             if faulty {
-                [Commit::Unknown, Commit::Died, Commit::Failed].into_iter().map(Input::Transaction).for_each(&mut push);
+                [Commit::Unknown, Commit::Died, Commit::Failed]
+                    .into_iter()
+                    .map(Input::Transaction)
+                    .for_each(&mut push);
             }
         }
         for lane in driven.publishing.keys() {
             push(Input::Published(lane.clone(), Answer::Confirmed));
             if faulty {
                 let answers = [Answer::Lost, Answer::Failed, Answer::Rejected, Answer::Unavailable];
-                answers.into_iter().map(|answer| Input::Published(lane.clone(), answer)).for_each(&mut push);
+                answers
+                    .into_iter()
+                    .map(|answer| Input::Published(lane.clone(), answer))
+                    .for_each(&mut push);
                 push(Input::Unread(lane.clone()));
             }
         }
@@ -173,7 +194,13 @@ impl World {
     }
 
     /// Ends the transaction that is under way, at the time that the machine knew when it began.
-    fn transaction(&mut self, scope: &Scope, number: u8, driven: &mut Driven, commit: Commit) -> Option<()> {
+    fn transaction(
+        &mut self,
+        scope: &Scope,
+        number: u8,
+        driven: &mut Driven,
+        commit: Commit,
+    ) -> Option<()> {
         let action = driven.transaction.take()?;
         let clock = self.time();
         if commit == Commit::Failed {
@@ -183,10 +210,16 @@ impl World {
         self.now = driven.machine.now().get();
         let answer = match action {
             Action::Exchange(exchange) => {
-                let (settled, claimed) = self.exchange(scope, number, exchange, driven.machine.settings())?;
+                let (settled, claimed) =
+                    self.exchange(scope, number, exchange, driven.machine.settings())?;
                 Answered::Exchange(settled, claimed)
             }
-            Action::Renew(leases) => Answered::Renewal(self.renew(scope, number, leases, driven.machine.settings().lease)?),
+            Action::Renew(leases) => Answered::Renewal(self.renew(
+                scope,
+                number,
+                leases,
+                driven.machine.settings().lease,
+            )?),
             Action::Publish(_) => return None,
         };
         self.now = clock.get();
@@ -194,7 +227,9 @@ impl World {
             (Commit::Committed, Answered::Exchange(settled, claimed)) => {
                 driven.machine.handle_exchanged(clock, settled.as_ref(), claimed);
             }
-            (Commit::Committed, Answered::Renewal(renewed)) => driven.machine.handle_renewed(clock, &renewed),
+            (Commit::Committed, Answered::Renewal(renewed)) => {
+                driven.machine.handle_renewed(clock, &renewed)
+            }
             (Commit::Died, _) => *driven = Driven::start(scope, number, clock),
             (Commit::Unknown | Commit::Failed, _) => driven.machine.handle_store_failed(clock),
         }
@@ -208,7 +243,8 @@ impl World {
         exchange: Exchange,
         settings: &Checked<RelaySettings>,
     ) -> Option<(Option<Settled>, Option<Claimed>)> {
-        let leases: Vec<LeaseRef> = exchange.settle.iter().map(|result| result.lease.clone()).collect();
+        let leases: Vec<LeaseRef> =
+            exchange.settle.iter().map(|result| result.lease.clone()).collect();
         let (settle, claim) = exchange.into_transitions(settings);
         let settled = match settle {
             None => None,
@@ -216,7 +252,9 @@ impl World {
                 let step = Step::Settle { relay, lane: String::new(), answered: true };
                 let before = self.db.0.clone();
                 let token = leases.first().map(|lease| lease.token);
-                let Ran::Done(settled) = self.run(scope, &step, &before, token, &settle) else { return None };
+                let Ran::Done(settled) = self.run(scope, &step, &before, token, &settle) else {
+                    return None;
+                };
                 for lease in &leases {
                     let current = self.ghost.leases.get(lease.lane.as_str()) == Some(&lease.token);
                     let stale = settled.stale.iter().any(|stale| stale.lease == *lease);
@@ -225,7 +263,10 @@ impl World {
                         self.ghost.leases.remove(lease.lane.as_str());
                     }
                 }
-                self.break_unless(Promise::P6, settled.stale.len() < leases.len() || before == self.db.0);
+                self.break_unless(
+                    Promise::P6,
+                    settled.stale.len() < leases.len() || before == self.db.0,
+                );
                 Some(settled)
             }
         };
@@ -234,7 +275,9 @@ impl World {
             Some(claim) => {
                 let step = Step::Claim { relay, answered: true };
                 let before = self.db.clone();
-                let Ran::Done(claimed) = self.run(scope, &step, &before.0, None, &claim) else { return None };
+                let Ran::Done(claimed) = self.run(scope, &step, &before.0, None, &claim) else {
+                    return None;
+                };
                 self.judge_claim(&before.0, &before, &claimed);
                 // With an event that is given up, the lease of its lane has ended too.
                 for lane in claimed.dead.iter().filter_map(number_of).map(crate::scope::lane_of) {
@@ -249,11 +292,21 @@ impl World {
         Some((settled, claimed))
     }
 
-    fn renew(&mut self, scope: &Scope, relay: u8, leases: Vec<LeaseRef>, lease: Duration) -> Option<Renewed> {
+    fn renew(
+        &mut self,
+        scope: &Scope,
+        relay: u8,
+        leases: Vec<LeaseRef>,
+        lease: Duration,
+    ) -> Option<Renewed> {
         let step = Step::Renew { relay, lane: String::new() };
         let before = self.db.0.clone();
         let token = leases.first().map(|lease| lease.token);
-        let Ran::Done(renewed) = self.run(scope, &step, &before, token, &Renew::new(leases.clone(), lease)) else { return None };
+        let Ran::Done(renewed) =
+            self.run(scope, &step, &before, token, &Renew::new(leases.clone(), lease))
+        else {
+            return None;
+        };
         for lease in &leases {
             let current = self.ghost.leases.get(lease.lane.as_str()) == Some(&lease.token);
             let stale = renewed.stale.iter().any(|stale| stale.lease == *lease);
@@ -276,8 +329,8 @@ impl World {
         Some(())
     }
 
-    /// Whether these very machines bring everything to its end when nothing goes wrong any more (P8), and where that leads: each
-    /// event is then finished, dead, or behind one that is.
+    /// Whether these very machines bring everything to its end when nothing goes wrong any more
+    /// (P8), and where that leads: each event is then finished, dead, or behind one that is.
     pub(crate) fn machines_drain(&self, scope: &Scope) -> Option<Self> {
         let mut world = Self { faults: 0, ..self.clone() };
         for request in 0..scope.requests {
@@ -293,7 +346,8 @@ impl World {
                 scope.longest_drain.fetch_max(steps, Ordering::Relaxed);
                 return Some(world);
             }
-            let next = (0..scope.machines).find_map(|number| Some((number, world.machines[usize::from(number)].next()?)));
+            let next = (0..scope.machines)
+                .find_map(|number| Some((number, world.machines[usize::from(number)].next()?)));
             if let Some((number, input)) = next {
                 world.machine_step(scope, number, &input)?;
                 continue;
@@ -302,7 +356,9 @@ impl World {
                 world.machine_step(scope, number, &Input::Timeout)?;
             }
             if world.machines.iter().all(|driven| driven.next().is_none()) {
-                let wait = |driven: &Driven| Some(driven.machine.poll_timeout()?.since(driven.machine.now()));
+                let wait = |driven: &Driven| {
+                    Some(driven.machine.poll_timeout()?.since(driven.machine.now()))
+                };
                 let wait = world.machines.iter().filter_map(wait).min()?;
                 world.now = (world.time() + wait).get();
                 for number in 0..scope.machines {

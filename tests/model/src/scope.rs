@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use stateright::{Model, Property};
 use twobox::{
-    Body, Checked, CommitOrder, Consumer, DeliveryPolicy, Draft, Event, EventId, Fingerprint, Invalid, Millis, OrderId,
-    OrderingKey, Owner, Request, Retention, Table, WhenDead,
+    Body, Checked, CommitOrder, Consumer, DeliveryPolicy, Draft, Event, EventId, Fingerprint,
+    Invalid, Millis, OrderId, OrderingKey, Owner, Request, Retention, Table, WhenDead,
 };
 
 use crate::bug::Bug;
@@ -22,7 +22,8 @@ pub const CONSUMERS: [&str; 2] = ["mail", "stock"];
 pub struct Scope {
     /// Requests, 1 or 2; each creates an order.
     pub requests: u8,
-    /// Events, of 0 to 4: 0 and 1 are of the first order, the others of the second. 1 and 3 have ordering key `b`, the others `a`.
+    /// Events, of 0 to 4: 0 and 1 are of the first order, the others of the second. 1 and 3 have
+    /// ordering key `b`, the others `a`.
     pub events: Vec<u8>,
     /// Whether clients come again with other parameters and with another order id.
     pub other_params: bool,
@@ -52,8 +53,9 @@ pub struct Scope {
     pub max_failures: u32,
     /// How relays deliver.
     pub policy: Checked<DeliveryPolicy>,
-    /// If the inbox is purged: the world keeps what the documentation asks for, namely that no event is retried and no copy is
-    /// under way for longer than this, and that no relay hangs for longer after its lease and publishes then.
+    /// If the inbox is purged: the world keeps what the documentation asks for, namely that no
+    /// event is retried and no copy is under way for longer than this, and that no relay hangs for
+    /// longer after its lease and publishes then.
     pub longest_retry: Option<u64>,
     /// Whether transactions may read before others commit.
     pub rivals: bool,
@@ -64,17 +66,30 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// How many milliseconds a tick takes, if a scope does not say otherwise: no retention may be shorter.
+    /// How many milliseconds a tick takes, if a scope does not say otherwise: no retention may be
+    /// shorter.
     pub const TICK: u64 = 60_000;
 
-    /// Two requests and orders, three events in two keys, two relays, one consumer; nothing goes wrong yet.
+    /// Two requests and orders, three events in two keys, two relays, one consumer; nothing goes
+    /// wrong yet.
     #[must_use]
     pub fn new() -> Self {
         let tick = Duration::from_millis(Self::TICK);
-        let policy =
-            DeliveryPolicy { backoff_base: tick, backoff_cap: tick, max_failures: 2, max_starts: 3, when_dead: WhenDead::Block };
+        let policy = DeliveryPolicy {
+            backoff_base: tick,
+            backoff_cap: tick,
+            max_failures: 2,
+            max_starts: 3,
+            when_dead: WhenDead::Block,
+        };
         let policy = named(policy.checked());
-        let retention = Retention { events: tick, inbox: tick * 100, requests: tick, orders: None, positions: None };
+        let retention = Retention {
+            events: tick,
+            inbox: tick * 100,
+            requests: tick,
+            orders: None,
+            positions: None,
+        };
         Self {
             requests: 2,
             events: vec![0, 1, 2],
@@ -117,8 +132,9 @@ impl Scope {
         self
     }
 
-    /// How many steps relays may need to bring everything to its end: for each event and each relay, and once more to find out that there
-    /// is nothing left, a transaction, a publish and a wait, and all of that again after what is dead was redriven.
+    /// How many steps relays may need to bring everything to its end: for each event and each
+    /// relay, and once more to find out that there is nothing left, a transaction, a publish and a
+    /// wait, and all of that again after what is dead was redriven.
     #[must_use]
     pub const fn drain_bound(&self) -> usize {
         2 * 3 * (self.events.len() + self.machines as usize + 1)
@@ -126,16 +142,27 @@ impl Scope {
 
     pub(crate) fn request(request: u8, params: Params) -> Request {
         let quantity = if params == Params::Other { "2" } else { "1" };
-        named(Request::new("shop", format!("r{request}"), Fingerprint::of([("quantity", quantity)])))
+        named(Request::new(
+            "shop",
+            format!("r{request}"),
+            Fingerprint::of([("quantity", quantity)]),
+        ))
     }
 
-    pub(crate) fn commit<'r>(&self, request: &'r Request, number: u8, params: Params) -> CommitOrder<'r> {
+    pub(crate) fn commit<'r>(
+        &self,
+        request: &'r Request,
+        number: u8,
+        params: Params,
+    ) -> CommitOrder<'r> {
         // A client that makes up a new order id when it retries must still get the first outcome.
-        let order = if params == Params::FreshOrder { format!("x{number}") } else { format!("o{number}") };
-        let drafts = self.events.iter().copied().filter(|event| order_of(*event) == number).map(|event| {
-            let draft = named(Draft::new("created", body(event))).ordering_key(lane_of(event));
-            if params == Params::FreshOrder { draft } else { draft.id(event_id(event)) }
-        });
+        let order =
+            if params == Params::FreshOrder { format!("x{number}") } else { format!("o{number}") };
+        let drafts =
+            self.events.iter().copied().filter(|event| order_of(*event) == number).map(|event| {
+                let draft = named(Draft::new("created", body(event))).ordering_key(lane_of(event));
+                if params == Params::FreshOrder { draft } else { draft.id(event_id(event)) }
+            });
         named(CommitOrder::new(request, named(OrderId::new(order)), body(number), drafts))
     }
 }
@@ -237,8 +264,11 @@ impl Model for Scope {
             Property::always("P5", |scope, world: &World| world.holds(scope, Promise::P5)),
             Property::always("P6", |scope, world: &World| world.holds(scope, Promise::P6)),
             Property::always("P7", |scope, world: &World| world.holds(scope, Promise::P7)),
-            // Where all others hold: after the faults have stopped, a bounded number of fair steps brings everything to its end.
-            Property::always("P8", |scope, world: &World| !world.is_sound(scope) || world.drains(scope)),
+            // Where all others hold: after the faults have stopped, a bounded number of fair steps
+            // brings everything to its end.
+            Property::always("P8", |scope, world: &World| {
+                !world.is_sound(scope) || world.drains(scope)
+            }),
         ]
     }
 }

@@ -4,9 +4,10 @@ use core::num::NonZeroU16;
 use core::time::Duration;
 
 use twobox::{
-    Applied, Batch, Body, Cancel, Claim, Claimed, CommitRefused, CountFailure, DeliveryPolicy, DeliveryState, Discard, Ending,
-    Event, InboxState, Key, Load, Millis, Purge, Reason, Receive, Received, Record, Redrive, Register, Registered, Renew,
-    Retention, Rows, RunResult, Settle, Settled, Store, Table, Tables, Transaction, Transition,
+    Applied, Batch, Body, Cancel, Claim, Claimed, CommitRefused, CountFailure, DeliveryPolicy,
+    DeliveryState, Discard, Ending, Event, InboxState, Key, Load, Millis, Purge, Reason, Receive,
+    Received, Record, Redrive, Register, Registered, Renew, Retention, Rows, RunResult, Settle,
+    Settled, Store, Table, Tables, Transaction, Transition,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -69,7 +70,8 @@ pub enum Step {
     Tick,
     /// The clock steps back by a tick.
     StepBack,
-    /// The first one reads, then the second one happens, then the first one goes on with what it has read.
+    /// The first one reads, then the second one happens, then the first one goes on with what it
+    /// has read.
     Rival(Box<Step>, Box<Step>),
 }
 
@@ -114,13 +116,19 @@ impl World {
                 steps.push(Step::Deliver { copy: *copy, consumer });
                 if self.faults > 0
                     && (!scope.in_order
-                        || (copy.place.after == 0 || (copy.place.begun, copy.place.after) <= self.position(copy.event, consumer)))
+                        || (copy.place.after == 0
+                            || (copy.place.begun, copy.place.after)
+                                <= self.position(copy.event, consumer)))
                 {
                     steps.push(Step::Fail { copy: *copy, consumer });
                 }
             }
             if scope.other_params {
-                let received = scope.events.iter().copied().filter(|event| self.inbox(*event, consumer).is_some());
+                let received = scope
+                    .events
+                    .iter()
+                    .copied()
+                    .filter(|event| self.inbox(*event, consumer).is_some());
                 steps.extend(received.map(|event| Step::DeliverOther { event, consumer }));
             }
         }
@@ -131,18 +139,26 @@ impl World {
                 {
                     match row.state {
                         DeliveryState::Pending => steps.push(Step::Cancel { event }),
-                        DeliveryState::Dead(_) => steps.extend([Step::Redrive { event }, Step::Discard { event }]),
-                        DeliveryState::Confirmed(_) | DeliveryState::Discarded(_) | DeliveryState::Cancelled(_) => {}
+                        DeliveryState::Dead(_) => {
+                            steps.extend([Step::Redrive { event }, Step::Discard { event }])
+                        }
+                        DeliveryState::Confirmed(_)
+                        | DeliveryState::Discarded(_)
+                        | DeliveryState::Cancelled(_) => {}
                     }
                 }
             }
         }
         steps.extend(scope.purges.iter().map(|table| Step::Purge(*table)));
         if scope.rivals {
-            let atomic: Vec<Step> = steps.iter().filter(|step| step.is_transaction()).cloned().collect();
+            let atomic: Vec<Step> =
+                steps.iter().filter(|step| step.is_transaction()).cloned().collect();
             for first in &atomic {
                 // A relay has one transaction at a time.
-                for second in atomic.iter().filter(|second| first.relay().is_none() || first.relay() != second.relay()) {
+                for second in atomic
+                    .iter()
+                    .filter(|second| first.relay().is_none() || first.relay() != second.relay())
+                {
                     steps.push(Step::Rival(Box::new(first.clone()), Box::new(second.clone())));
                 }
             }
@@ -166,12 +182,15 @@ impl World {
             if !held.asked && held.ended.is_none() && held.confirmed < held.deliveries.len() {
                 steps.push(Step::Publish { relay, lane: lane(), answer: Answer::Confirmed });
                 if faulty {
-                    for answer in [Answer::Lost, Answer::Failed, Answer::Rejected, Answer::Unavailable] {
+                    for answer in
+                        [Answer::Lost, Answer::Failed, Answer::Rejected, Answer::Unavailable]
+                    {
                         steps.push(Step::Publish { relay, lane: lane(), answer });
                     }
                 }
             }
-            // To give back what was not tried is what a relay does when it stops, which counts as a fault.
+            // To give back what was not tried is what a relay does when it stops, which counts as a
+            // fault.
             let released = held.confirmed == 0 && held.ended.is_none() && !held.asked;
             if !released || faulty {
                 steps.push(Step::Settle { relay, lane: lane(), answered: true });
@@ -194,7 +213,8 @@ impl World {
         self.db.table(Table::Outbox).all(|record| {
             let Record::Outbox(id, row) = record else { return true };
             let since = number_of(&id).map_or(0, |event| self.ghost.since[usize::from(event)]);
-            row.state != DeliveryState::Pending || (self.now + scope.tick).saturating_sub(since) <= longest * scope.tick
+            row.state != DeliveryState::Pending
+                || (self.now + scope.tick).saturating_sub(since) <= longest * scope.tick
         })
     }
 
@@ -230,7 +250,8 @@ impl World {
         Some(after)
     }
 
-    /// Runs a transition: it decides over what it read in `view`, and the batch is applied to what is there now.
+    /// Runs a transition: it decides over what it read in `view`, and the batch is applied to what
+    /// is there now.
     pub(crate) fn run<T: Transition>(
         &mut self,
         scope: &Scope,
@@ -287,16 +308,22 @@ impl World {
                     Ran::Done(registered) => {
                         self.judge_params(*request, *params, true);
                         let placed = self.ghost.placed[usize::from(*request)];
-                        self.break_unless(Promise::P1, placed == matches!(registered, Registered::Placed(_)));
+                        self.break_unless(
+                            Promise::P1,
+                            placed == matches!(registered, Registered::Placed(_)),
+                        );
                     }
                     Ran::Refused(_) => self.judge_params(*request, *params, false),
                     Ran::Conflict => return None,
                 }
             }
-            Step::Commit { request, params } => self.commit(scope, step, view, *request, *params)?,
+            Step::Commit { request, params } => {
+                self.commit(scope, step, view, *request, *params)?
+            }
             Step::Claim { relay, answered } => {
                 self.spend(*answered)?;
-                let claim = Claim::new(&scope.policy, owner(*relay), Duration::from_millis(Scope::TICK), 4);
+                let claim =
+                    Claim::new(&scope.policy, owner(*relay), Duration::from_millis(Scope::TICK), 4);
                 let claim = crate::scope::named(claim).run(2);
                 let before = self.db.clone();
                 match self.run(scope, step, view, None, &claim) {
@@ -324,7 +351,8 @@ impl World {
                 let renew = Renew::new([held.lease.clone()], Duration::from_millis(Scope::TICK));
                 match self.run(scope, step, view, Some(held.lease.token), &renew) {
                     Ran::Done(renewed) => {
-                        let judged = if renewed.stale.is_empty() { Judged::Current } else { Judged::Stale };
+                        let judged =
+                            if renewed.stale.is_empty() { Judged::Current } else { Judged::Stale };
                         self.judge_lease(&held, judged, before != self.db.0);
                         if judged == Judged::Stale {
                             self.relays[usize::from(*relay)].remove(lane);
@@ -339,18 +367,26 @@ impl World {
                 self.relays[usize::from(*relay)].clear();
             }
             Step::Machine { machine, input } => self.machine_step(scope, *machine, input)?,
-            Step::Deliver { copy, consumer } => self.deliver(scope, step, view, *copy, *consumer)?,
+            Step::Deliver { copy, consumer } => {
+                self.deliver(scope, step, view, *copy, *consumer)?
+            }
             Step::DeliverOther { event, consumer: number } => {
                 let before = self.db.0.clone();
                 let receive = Receive::new(consumer(*number), &other_content(*event));
-                let refused = matches!(self.run(scope, step, view, None, &receive), Ran::Refused(_));
+                let refused =
+                    matches!(self.run(scope, step, view, None, &receive), Ran::Refused(_));
                 self.break_unless(Promise::P5, refused && before == self.db.0);
             }
             Step::Fail { copy, consumer: number } => {
                 self.spend(false)?;
                 // The handler failed, so it had run: the event was next.
                 let limit = scope.max_failures;
-                let mut count = CountFailure::new(consumer(*number), &envelope(copy.event), Reason::new("no"), limit);
+                let mut count = CountFailure::new(
+                    consumer(*number),
+                    &envelope(copy.event),
+                    Reason::new("no"),
+                    limit,
+                );
                 if scope.in_order {
                     count = count.in_order(lane_of(copy.event), copy.place);
                 }
@@ -361,7 +397,8 @@ impl World {
                 }
             }
             Step::Cancel { event } => {
-                let cancel = crate::scope::named(Cancel::new([event_id(*event)], Reason::new("no")));
+                let cancel =
+                    crate::scope::named(Cancel::new([event_id(*event)], Reason::new("no")));
                 self.operate(scope, step, view, &cancel)?;
             }
             Step::Redrive { event } => {
@@ -373,18 +410,25 @@ impl World {
                 }
             }
             Step::Discard { event } => {
-                let discard = crate::scope::named(Discard::new([event_id(*event)], Reason::new("no")));
+                let discard =
+                    crate::scope::named(Discard::new([event_id(*event)], Reason::new("no")));
                 self.operate(scope, step, view, &discard)?;
             }
             Step::Purge(table) => {
                 // Checked against a policy by which nobody retries.
                 let hasty = || {
                     let ms = Duration::from_millis(1);
-                    let policy =
-                        DeliveryPolicy { backoff_base: ms, backoff_cap: ms, ..scope.policy.as_ref().clone() }.checked()?;
-                    Retention { inbox: ms * 10, ..scope.retention.as_ref().clone() }.checked(&policy)
+                    let policy = DeliveryPolicy {
+                        backoff_base: ms,
+                        backoff_cap: ms,
+                        ..scope.policy.as_ref().clone()
+                    }
+                    .checked()?;
+                    Retention { inbox: ms * 10, ..scope.retention.as_ref().clone() }
+                        .checked(&policy)
                 };
-                let early = (scope.bug == Some(Bug::PurgeEarly)).then(|| crate::scope::named(hasty()));
+                let early =
+                    (scope.bug == Some(Bug::PurgeEarly)).then(|| crate::scope::named(hasty()));
                 let retention = early.as_ref().unwrap_or(&scope.retention);
                 let purge = Purge::new(retention, *table, NonZeroU16::MAX);
                 match self.run(scope, step, view, None, &purge) {
@@ -417,17 +461,32 @@ impl World {
         Some(())
     }
 
-    fn commit(&mut self, scope: &Scope, step: &Step, view: &State, request: u8, params: Params) -> Option<()> {
+    fn commit(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        view: &State,
+        request: u8,
+        params: Params,
+    ) -> Option<()> {
         let asked = Scope::request(request, params);
         let at = usize::from(request);
         match self.run(scope, step, view, None, &scope.commit(&asked, request, params)) {
             Ran::Done(committed) => {
                 self.judge_params(request, params, true);
                 self.break_unless(Promise::P1, committed.repeated == self.ghost.placed[at]);
-                self.break_unless(Promise::P1, committed.placed.order.as_str() == format!("o{request}"));
+                self.break_unless(
+                    Promise::P1,
+                    committed.placed.order.as_str() == format!("o{request}"),
+                );
                 self.ghost.placed[at] = true;
                 if !committed.repeated {
-                    for event in scope.events.iter().copied().filter(|event| crate::scope::order_of(*event) == request) {
+                    for event in scope
+                        .events
+                        .iter()
+                        .copied()
+                        .filter(|event| crate::scope::order_of(*event) == request)
+                    {
                         // Whether all of them are there is for P2 to say.
                         if self.db.row(Key::Outbox(event_id(event))).is_none() {
                             continue;
@@ -439,14 +498,23 @@ impl World {
                     }
                 }
             }
-            Ran::Refused(CommitRefused::ParametersDiffer(_)) => self.judge_params(request, params, false),
+            Ran::Refused(CommitRefused::ParametersDiffer(_)) => {
+                self.judge_params(request, params, false)
+            }
             // The request was forgotten, the order is still there: it is not placed again.
             Ran::Refused(CommitRefused::OrderIdTaken { .. }) => {
                 let known = self.ghost.bound[at].is_some() && self.ghost.placed[at];
-                let there = self.db.row(Key::Order(crate::scope::named(twobox::OrderId::new(format!("o{request}"))))).is_some();
+                let there = self
+                    .db
+                    .row(Key::Order(crate::scope::named(twobox::OrderId::new(format!(
+                        "o{request}"
+                    )))))
+                    .is_some();
                 self.break_unless(Promise::P1, !known && there);
             }
-            Ran::Refused(CommitRefused::EventIdTaken { .. }) => self.break_unless(Promise::P2, false),
+            Ran::Refused(CommitRefused::EventIdTaken { .. }) => {
+                self.break_unless(Promise::P2, false)
+            }
             Ran::Conflict => return None,
         }
         Some(())
@@ -468,9 +536,17 @@ impl World {
             }
             if answered {
                 let deliveries = run.deliveries.iter();
-                let deliveries =
-                    deliveries.filter_map(|d| number_of(&d.event).map(|event| (event, self.place(d.place)))).collect();
-                let held = Held { lease: run.lease, deliveries, confirmed: 0, ended: None, asked: false, stale: false };
+                let deliveries = deliveries
+                    .filter_map(|d| number_of(&d.event).map(|event| (event, self.place(d.place))))
+                    .collect();
+                let held = Held {
+                    lease: run.lease,
+                    deliveries,
+                    confirmed: 0,
+                    ended: None,
+                    asked: false,
+                    stale: false,
+                };
                 self.relays[usize::from(relay)].insert(lane, held);
             }
         }
@@ -490,7 +566,8 @@ impl World {
         }
         let held = self.relays[usize::from(relay)].get_mut(lane)?;
         match answer {
-            // What has no envelope cannot be published; only a relay whose lease has ended can meet that.
+            // What has no envelope cannot be published; only a relay whose lease has ended can meet
+            // that.
             Answer::Confirmed if !there => {
                 let current = !held.stale;
                 held.ended = Some(Answer::Rejected);
@@ -506,7 +583,14 @@ impl World {
         Some(())
     }
 
-    fn settle(&mut self, scope: &Scope, step: &Step, view: &State, (relay, lane): (u8, &str), answered: bool) -> Option<()> {
+    fn settle(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        view: &State,
+        (relay, lane): (u8, &str),
+        answered: bool,
+    ) -> Option<()> {
         let held = self.relays[usize::from(relay)].get(lane)?.clone();
         let events: Vec<_> = held.deliveries.iter().map(|(event, _)| event_id(*event)).collect();
         let ended = held.ended.map(|answer| {
@@ -518,9 +602,19 @@ impl World {
             };
             (events[held.confirmed].clone(), ending)
         });
-        let result = RunResult { lease: held.lease.clone(), confirmed: events[..held.confirmed].to_vec(), ended };
+        let result = RunResult {
+            lease: held.lease.clone(),
+            confirmed: events[..held.confirmed].to_vec(),
+            ended,
+        };
         let before = self.db.0.clone();
-        let outcome: Settled = match self.run(scope, step, view, Some(held.lease.token), &Settle::new(&scope.policy, [result])) {
+        let outcome: Settled = match self.run(
+            scope,
+            step,
+            view,
+            Some(held.lease.token),
+            &Settle::new(&scope.policy, [result]),
+        ) {
             Ran::Done(settled) => settled,
             Ran::Refused(never) => match never {},
             Ran::Conflict => return None,
@@ -536,8 +630,16 @@ impl World {
         Some(())
     }
 
-    fn deliver(&mut self, scope: &Scope, step: &Step, view: &State, copy: Copy, number: u8) -> Option<()> {
-        let mut receive = Receive::new(consumer(number), &envelope(copy.event)).effect(effect(copy.event));
+    fn deliver(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        view: &State,
+        copy: Copy,
+        number: u8,
+    ) -> Option<()> {
+        let mut receive =
+            Receive::new(consumer(number), &envelope(copy.event)).effect(effect(copy.event));
         if scope.in_order {
             receive = receive.in_order(lane_of(copy.event), copy.place);
         }
@@ -574,7 +676,9 @@ pub(crate) fn effect(event: u8) -> Body {
 
 impl Step {
     fn relay(&self) -> Option<u8> {
-        if let Self::Claim { relay, .. } | Self::Settle { relay, .. } | Self::Renew { relay, .. } = self {
+        if let Self::Claim { relay, .. } | Self::Settle { relay, .. } | Self::Renew { relay, .. } =
+            self
+        {
             Some(*relay)
         } else {
             None
@@ -596,9 +700,12 @@ impl Step {
             | Self::Redrive { .. }
             | Self::Discard { .. }
             | Self::Purge(_) => true,
-            Self::Publish { .. } | Self::Crash { .. } | Self::Machine { .. } | Self::Tick | Self::StepBack | Self::Rival(..) => {
-                false
-            }
+            Self::Publish { .. }
+            | Self::Crash { .. }
+            | Self::Machine { .. }
+            | Self::Tick
+            | Self::StepBack
+            | Self::Rival(..) => false,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A world: the tables, what relays hold in memory, what is on the network, and what the judge has written down.
+//! A world: the tables, what relays hold in memory, what is on the network, and what the judge has
+//! written down.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
@@ -65,11 +66,13 @@ pub struct Held {
     pub(crate) ended: Option<crate::step::Answer>,
     /// It was settled, and the answer was lost: it can only be settled again.
     pub(crate) asked: bool,
-    /// Written down by the judge: another claim took the lane, or a settle of this run was committed.
+    /// Written down by the judge: another claim took the lane, or a settle of this run was
+    /// committed.
     pub(crate) stale: bool,
 }
 
-/// An event on the network. It stays there: whether it is delivered never, once or often, and when, is open.
+/// An event on the network. It stays there: whether it is delivered never, once or often, and when,
+/// is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Copy {
     /// Which event.
@@ -93,7 +96,8 @@ pub struct Ghost {
     pub broker: u8,
     /// The events that were applied, by consumer.
     pub applied: [u8; 2],
-    /// The lease of each lane, by its token, where machines deliver: that of the last claim, until it is settled.
+    /// The lease of each lane, by its token, where machines deliver: that of the last claim, until
+    /// it is settled.
     pub leases: BTreeMap<String, u64>,
     /// When an event was committed or redriven, if the world keeps to a longest retry.
     pub since: [u64; 5],
@@ -104,7 +108,8 @@ pub struct Ghost {
 /// One state of everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
-    /// Whether ages and tokens can make a difference: whether something is purged, consumers ask for order, or machines hold them.
+    /// Whether ages and tokens can make a difference: whether something is purged, consumers ask
+    /// for order, or machines hold them.
     pub ages: bool,
     /// The clock.
     pub now: u64,
@@ -131,11 +136,15 @@ pub struct World {
 impl World {
     pub(crate) fn new(scope: &Scope) -> Self {
         Self {
-            ages: scope.machines > 0 || !scope.purges.is_empty() || (scope.in_order && scope.ticks > 0),
+            ages: scope.machines > 0
+                || !scope.purges.is_empty()
+                || (scope.in_order && scope.ticks > 0),
             now: 0,
             db: Db::default(),
             relays: vec![BTreeMap::new(); scope.relays.into()],
-            machines: (0..scope.machines).map(|number| Driven::start(scope, number, Millis::new(0))).collect(),
+            machines: (0..scope.machines)
+                .map(|number| Driven::start(scope, number, Millis::new(0)))
+                .collect(),
             network: BTreeSet::new(),
             wrote: false,
             faults: scope.faults,
@@ -149,7 +158,8 @@ impl World {
         Millis::new(self.now)
     }
 
-    /// A place as a message says it. Where nothing is purged, a lane begins to count once, and it makes no difference when.
+    /// A place as a message says it. Where nothing is purged, a lane begins to count once, and it
+    /// makes no difference when.
     pub(crate) fn place(&self, place: Place) -> Place {
         if self.ages { place } else { Place { begun: Millis::new(0), ..place } }
     }
@@ -163,10 +173,13 @@ impl World {
 
 /// Two worlds are the same if they differ in nothing that can ever make a difference:
 ///
-/// - revisions count writes; they are compared within one transaction, which begins and ends within one step, so never across steps;
-/// - a fencing token only grows while its lane exists, so all that counts of a token that a relay holds is whether it is that of
-///   the lane. Where lanes are purged, and tokens begin anew, tokens count in full;
-/// - where nothing is purged, it makes no difference since when something has been done (a redrive is within its window there).
+/// - revisions count writes; they are compared within one transaction, which begins and ends within
+///   one step, so never across steps;
+/// - a fencing token only grows while its lane exists, so all that counts of a token that a relay
+///   holds is whether it is that of the lane. Where lanes are purged, and tokens begin anew, tokens
+///   count in full;
+/// - where nothing is purged, it makes no difference since when something has been done (a redrive
+///   is within its window there).
 impl Hash for World {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let mut tokens = BTreeMap::new();
@@ -191,7 +204,16 @@ impl Hash for World {
                 held.hash(state);
             }
         }
-        (&self.machines, self.now, &self.network, self.faults, self.operations, self.stepped_back, &self.ghost).hash(state);
+        (
+            &self.machines,
+            self.now,
+            &self.network,
+            self.faults,
+            self.operations,
+            self.stepped_back,
+            &self.ghost,
+        )
+            .hash(state);
     }
 }
 

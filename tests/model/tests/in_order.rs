@@ -1,10 +1,11 @@
-//! Faults that the model found in consumers that ask for order: each would have made them wait for ever (P4, P8).
+//! Faults that the model found in consumers that ask for order: each would have made them wait for
+//! ever (P4, P8).
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use twobox::{
-    Body, Consumer, CountFailure, Event, EventId, EventType, FailureCounted, Headers, Millis, OrderId, OrderingKey, Place,
-    Reason, Receive, Received, Store,
+    Body, Consumer, CountFailure, Event, EventId, EventType, FailureCounted, Headers, Millis,
+    OrderId, OrderingKey, Place, Reason, Receive, Received, Store,
 };
 use twobox_memory::MemoryStore;
 
@@ -35,13 +36,16 @@ fn place(begun: u64, sequence: u64, after: u64) -> Place {
 
 /// What comes of arrivals, one after the other: which event, its sequence, and the one before it.
 fn arrive(store: &MemoryStore, arrivals: &[(&str, u64, u64)]) -> Vec<Received> {
-    let places: Vec<_> = arrivals.iter().map(|&(name, sequence, after)| (name, place(1, sequence, after))).collect();
+    let places: Vec<_> =
+        arrivals.iter().map(|&(name, sequence, after)| (name, place(1, sequence, after))).collect();
     arrive_at(store, &places)
 }
 
 fn arrive_at(store: &MemoryStore, arrivals: &[(&str, Place)]) -> Vec<Received> {
     let receive = |&(name, place): &(&str, Place)| {
-        store.run(Receive::new(consumer(), &event(name)).in_order(key(), place), Millis::new(1)).unwrap()
+        store
+            .run(Receive::new(consumer(), &event(name)).in_order(key(), place), Millis::new(1))
+            .unwrap()
     };
     arrivals.iter().map(receive).collect()
 }
@@ -57,17 +61,31 @@ fn a_late_copy_of_a_skipped_event_holds_nobody_up() {
 #[test]
 fn a_redriven_event_that_was_applied_holds_nobody_up() {
     let store = MemoryStore::new();
-    // "first" was applied, its confirmation was lost, it was given up, and it is redriven behind "second".
-    let received = arrive(&store, &[("first", 1, 0), ("second", 2, 0), ("first", 3, 2), ("third", 4, 3)]);
-    assert_eq!(received, [Received::Applied, Received::Applied, Received::Duplicate, Received::Applied]);
+    // "first" was applied, its confirmation was lost, it was given up, and it is redriven behind
+    // "second".
+    let received =
+        arrive(&store, &[("first", 1, 0), ("second", 2, 0), ("first", 3, 2), ("third", 4, 3)]);
+    assert_eq!(
+        received,
+        [Received::Applied, Received::Applied, Received::Duplicate, Received::Applied]
+    );
 }
 
 #[test]
 fn a_redriven_event_that_was_applied_keeps_its_place() {
     let store = MemoryStore::new();
     // "second" is late: were the redriven event confirmed now, its place would never be reached.
-    let received = arrive(&store, &[("first", 1, 0), ("first", 3, 2), ("second", 2, 0), ("first", 3, 2), ("third", 4, 3)]);
-    let expected = [Received::Applied, Received::WaitsFor(2), Received::Applied, Received::Duplicate, Received::Applied];
+    let received = arrive(
+        &store,
+        &[("first", 1, 0), ("first", 3, 2), ("second", 2, 0), ("first", 3, 2), ("third", 4, 3)],
+    );
+    let expected = [
+        Received::Applied,
+        Received::WaitsFor(2),
+        Received::Applied,
+        Received::Duplicate,
+        Received::Applied,
+    ];
     assert_eq!(received, expected);
 }
 
@@ -75,8 +93,8 @@ fn a_redriven_event_that_was_applied_keeps_its_place() {
 fn a_redriven_event_that_was_set_aside_holds_nobody_up() {
     let store = MemoryStore::new();
     let fail = |sequence, after| {
-        let count =
-            CountFailure::new(consumer(), &event("first"), Reason::new("no"), 1).in_order(key(), place(1, sequence, after));
+        let count = CountFailure::new(consumer(), &event("first"), Reason::new("no"), 1)
+            .in_order(key(), place(1, sequence, after));
         store.run(count, Millis::new(1)).unwrap()
     };
     assert_eq!(fail(1, 0), FailureCounted::Poisoned);
@@ -89,15 +107,22 @@ fn a_redriven_event_that_was_set_aside_holds_nobody_up() {
 fn a_sender_that_counts_anew_is_followed() {
     let store = MemoryStore::new();
     let old = [("first", place(1, 1, 0)), ("second", place(1, 2, 1))];
-    // Its later count is in order, too, and a late copy of its earlier one neither waits nor moves anything.
-    let new = [("fourth", place(9, 2, 1)), ("third", place(9, 1, 0)), ("late", place(1, 7, 6)), ("fourth", place(9, 2, 1))];
+    // Its later count is in order, too, and a late copy of its earlier one neither waits nor moves
+    // anything.
+    let new = [
+        ("fourth", place(9, 2, 1)),
+        ("third", place(9, 1, 0)),
+        ("late", place(1, 7, 6)),
+        ("fourth", place(9, 2, 1)),
+    ];
     assert_eq!(arrive_at(&store, &old), [Received::Applied; 2]);
     let expected = [Received::WaitsFor(1), Received::Applied, Received::Applied, Received::Applied];
     assert_eq!(arrive_at(&store, &new), expected);
     assert_eq!(arrive_at(&store, &[("fifth", place(9, 3, 2))]), [Received::Applied]);
 }
 
-/// The sender's clock stepped back after "lost" was committed, so that it seems the youngest of all (F7).
+/// The sender's clock stepped back after "lost" was committed, so that it seems the youngest of all
+/// (F7).
 #[test]
 fn a_late_copy_that_seems_young_holds_nobody_up() {
     let store = MemoryStore::new();
@@ -112,6 +137,11 @@ fn a_late_copy_that_seems_young_holds_nobody_up() {
 #[test]
 fn a_sender_that_seems_to_count_earlier_is_heard() {
     let store = MemoryStore::new();
-    let places = [("first", place(9, 1, 0)), ("second", place(3, 1, 0)), ("fourth", place(3, 3, 2)), ("third", place(3, 2, 1))];
+    let places = [
+        ("first", place(9, 1, 0)),
+        ("second", place(3, 1, 0)),
+        ("fourth", place(3, 3, 2)),
+        ("third", place(3, 2, 1)),
+    ];
     assert_eq!(arrive_at(&store, &places), [Received::Applied; 4]);
 }

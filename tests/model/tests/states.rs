@@ -27,7 +27,8 @@ fn check(name: &str, scope: Scope) {
     let begun = Instant::now();
     let (longest, bound) = (Arc::clone(&scope.longest_drain), scope.drain_bound());
     let checker = scope.checker().threads(2).spawn_bfs().join();
-    let (states, steps, depth) = (checker.unique_state_count(), checker.state_count(), checker.max_depth());
+    let (states, steps, depth) =
+        (checker.unique_state_count(), checker.state_count(), checker.max_depth());
     let drain = longest.load(Ordering::Relaxed);
     println!(
         "{name}: {states} states, {steps} steps, depth {depth}; drained in {drain} steps at most, {bound} allowed; {:.1} s",
@@ -36,18 +37,38 @@ fn check(name: &str, scope: Scope) {
     for (property, path) in checker.discoveries() {
         show(property, &path);
     }
-    assert!(checker.is_done() && checker.discoveries().is_empty(), "{name}: a promise is broken, see above");
+    assert!(
+        checker.is_done() && checker.discoveries().is_empty(),
+        "{name}: a promise is broken, see above"
+    );
 }
 
-/// One order with two events in two keys, with faults: crashes, lost answers, failed publishes, a clock that steps back (P3, P6, P8).
+/// One order with two events in two keys, with faults: crashes, lost answers, failed publishes, a
+/// clock that steps back (P3, P6, P8).
 fn one_order(faults: u8) -> Scope {
-    Scope { requests: 1, events: vec![0, 1], relays: 1, faults, ticks: 1, clock_back: true, ..Scope::new() }
+    Scope {
+        requests: 1,
+        events: vec![0, 1],
+        relays: 1,
+        faults,
+        ticks: 1,
+        clock_back: true,
+        ..Scope::new()
+    }
 }
 
-/// Clients that come again with other parameters and other order ids, and requests that are purged (P1, P2, P7).
+/// Clients that come again with other parameters and other order ids, and requests that are purged
+/// (P1, P2, P7).
 fn clients(ticks: u64) -> Scope {
-    Scope { other_params: true, relays: 0, faults: 0, ticks, purges: vec![Table::Requests], ..Scope::new() }
-        .keeping(|kept| kept.requests = TICK)
+    Scope {
+        other_params: true,
+        relays: 0,
+        faults: 0,
+        ticks,
+        purges: vec![Table::Requests],
+        ..Scope::new()
+    }
+    .keeping(|kept| kept.requests = TICK)
 }
 
 /// Two orders with three events in two keys and two relays (P3, P4, P6).
@@ -55,19 +76,41 @@ fn two_relays(faults: u8, ticks: u64) -> Scope {
     Scope { faults, ticks, ..Scope::new() }
 }
 
-/// A consumer that asks for order, where events are skipped: cancelled, given up, discarded, redriven (P4, P5).
+/// A consumer that asks for order, where events are skipped: cancelled, given up, discarded,
+/// redriven (P4, P5).
 fn in_order(when_dead: WhenDead, faults: u8, operations: u8) -> Scope {
-    let scope =
-        Scope { events: vec![0, 2, 4], relays: 1, in_order: true, max_failures: 1, ticks: 0, faults, operations, ..Scope::new() };
-    scope.delivered(|policy| (policy.when_dead, policy.max_failures, policy.max_starts) = (when_dead, 1, 2))
+    let scope = Scope {
+        events: vec![0, 2, 4],
+        relays: 1,
+        in_order: true,
+        max_failures: 1,
+        ticks: 0,
+        faults,
+        operations,
+        ..Scope::new()
+    };
+    scope.delivered(|policy| {
+        (policy.when_dead, policy.max_failures, policy.max_starts) = (when_dead, 1, 2)
+    })
 }
 
-/// One order, for so long that everything is purged; the operator redrives what is dead (P5, P7, F10).
+/// One order, for so long that everything is purged; the operator redrives what is dead (P5, P7,
+/// F10).
 fn retention(ticks: u64, faults: u8) -> Scope {
-    let mut scope =
-        Scope { requests: 1, events: vec![0], relays: 1, ticks, faults, operations: 1, longest_retry: Some(2), ..Scope::new() };
+    let mut scope = Scope {
+        requests: 1,
+        events: vec![0],
+        relays: 1,
+        ticks,
+        faults,
+        operations: 1,
+        longest_retry: Some(2),
+        ..Scope::new()
+    };
     scope.purges = vec![Table::Outbox, Table::Lanes, Table::Requests, Table::Inbox];
-    scope.delivered(|policy| (policy.max_failures, policy.max_starts) = (1, 2)).keeping(|kept| kept.inbox = TICK * 4)
+    scope
+        .delivered(|policy| (policy.max_failures, policy.max_starts) = (1, 2))
+        .keeping(|kept| kept.inbox = TICK * 4)
 }
 
 /// Two transactions at once, of which the first one read before the second one committed.
@@ -78,8 +121,17 @@ fn rivals(faults: u8, ticks: u64) -> Scope {
 /// Relays that are the real machine, with leases of two ticks (P3, P4, P6, P8, F3, F11, F12, F15).
 fn machines(machines: u8, events: &[u8], faults: u8, ticks: u64) -> Scope {
     let requests = if events.iter().any(|event| *event >= 2) { 2 } else { 1 };
-    let scope = Scope { requests, events: events.into(), relays: 0, machines, faults, ticks, ..Scope::new() };
-    // No lease is longer than the longest backoff; the first one, of which there are no more, stays a tick.
+    let scope = Scope {
+        requests,
+        events: events.into(),
+        relays: 0,
+        machines,
+        faults,
+        ticks,
+        ..Scope::new()
+    };
+    // No lease is longer than the longest backoff; the first one, of which there are no more, stays
+    // a tick.
     scope.delivered(|policy| policy.backoff_cap = TICK * 2)
 }
 
@@ -120,7 +172,8 @@ fn rival_transactions() {
     check("rivals", rivals(0, 1));
 }
 
-/// The large bounds: `cargo test --release -p twobox-model --test states -- --ignored --nocapture --test-threads 1`.
+/// The large bounds: `cargo test --release -p twobox-model --test states -- --ignored --nocapture
+/// --test-threads 1`.
 macro_rules! large {
     ($($name:ident: $scope:expr;)*) => {$(
         #[test]
@@ -153,7 +206,8 @@ large! {
 /// With the bug, the checker finds that this promise is broken, and finds it as the first one.
 fn finds(bug: Bug, property: &'static str, scope: Scope) {
     let scope = Scope { bug: Some(bug), ..scope };
-    let checker = scope.checker().threads(1).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let checker =
+        scope.checker().threads(1).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     let discoveries = checker.discoveries();
     for (property, path) in &discoveries {
         println!("{bug:?}");

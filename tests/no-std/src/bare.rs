@@ -1,7 +1,8 @@
-//! The floor under the program: its entry, its console, its heap, and the four functions that compiled code calls for memory.
+//! The floor under the program: its entry, its console, its heap, and the four functions that
+//! compiled code calls for memory.
 //!
-//! This is what a board's support crate is on a device. It is the one place where `unsafe` is allowed, since nothing of this
-//! can be said without it; x86-64 Linux.
+//! This is what a board's support crate is on a device. It is the one place where `unsafe` is
+//! allowed, since nothing of this can be said without it; x86-64 Linux.
 #![allow(unsafe_code, reason = "there is no runtime below that would do it")]
 
 use core::alloc::{GlobalAlloc, Layout};
@@ -42,7 +43,8 @@ impl fmt::Write for Console {
 /// As the system call of this number with these arguments.
 unsafe fn system_call(number: usize, first: usize, second: usize, third: usize) -> isize {
     let result;
-    // SAFETY: the registers are those of the system's convention; `syscall` changes rax, rcx and r11 alone.
+    // SAFETY: the registers are those of the system's convention; `syscall` changes rax, rcx and
+    // r11 alone.
     unsafe {
         asm!("syscall", inlateout("rax") number => result, in("rdi") first, in("rsi") second, in("rdx") third,
             out("rcx") _, out("r11") _, options(nostack));
@@ -102,7 +104,8 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
-// Compiled code calls these by name. They are written as string instructions, so that they are not compiled into calls of themselves.
+// Compiled code calls these by name. They are written as string instructions, so that they are not
+// compiled into calls of themselves.
 
 /// # Safety
 ///
@@ -123,7 +126,8 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, length: usize) -> *mut
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, length: usize) -> *mut u8 {
     if (to as usize).wrapping_sub(from as usize) >= length {
-        // SAFETY: `to` lies before `from` or behind its end, so that copying upwards reads each byte before it is overwritten.
+        // SAFETY: `to` lies before `from` or behind its end, so that copying upwards reads each
+        // byte before it is overwritten.
         return unsafe { memcpy(to, from, length) };
     }
     // SAFETY: as the caller promised; downwards, each byte is read before it is overwritten.
@@ -153,8 +157,10 @@ unsafe extern "C" fn memset(to: *mut u8, value: i32, length: usize) -> *mut u8 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, length: usize) -> i32 {
     for at in 0..length {
-        // SAFETY: as the caller promised. Volatile, so that the loop is not compiled into a call of itself.
-        let (left, right) = unsafe { (left.add(at).read_volatile(), right.add(at).read_volatile()) };
+        // SAFETY: as the caller promised. Volatile, so that the loop is not compiled into a call of
+        // itself.
+        let (left, right) =
+            unsafe { (left.add(at).read_volatile(), right.add(at).read_volatile()) };
         if left != right {
             return i32::from(left) - i32::from(right);
         }

@@ -8,7 +8,8 @@ use spin::Mutex;
 /// How many bytes it holds at most.
 const SIZE: usize = 256 * 1024;
 
-/// A device; it is there from the beginning, and holds what was written when the program above it starts again.
+/// A device; it is there from the beginning, and holds what was written when the program above it
+/// starts again.
 pub(crate) struct BlockDevice(Mutex<Written>);
 
 struct Written {

@@ -1,6 +1,7 @@
-//! The life of an order, step by step, on whatever stores: a request is registered, its order committed with an event, and a relay
-//! brings the event to an inbox in another store. The first confirmation is lost, so the event comes a second time, and is not handled
-//! again (P1, P2, P5). At last everything is past its retention, and purged (P7).
+//! The life of an order, step by step, on whatever stores: a request is registered, its order
+//! committed with an event, and a relay brings the event to an inbox in another store. The first
+//! confirmation is lost, so the event comes a second time, and is not handled again (P1, P2, P5).
+//! At last everything is past its retention, and purged (P7).
 //!
 //! A program calls the steps one after the other, and may close and open its stores in between.
 
@@ -12,18 +13,24 @@ use core::time::Duration;
 
 use twobox::relay::{Fault, InProcess, Published, Relay, RelaySettings};
 use twobox::{
-    Body, Checked, CommitOrder, Consumer, DeliveryState, Draft, Dump, Fingerprint, Handled, Inbox, Invalid, Millis, OrderId,
-    Owner, Reader, Reason, Record, Register, Registered, Request, Retention, Store, Table, purge_all,
+    Body, Checked, CommitOrder, Consumer, DeliveryState, Draft, Dump, Fingerprint, Handled, Inbox,
+    Invalid, Millis, OrderId, Owner, Reader, Reason, Record, Register, Registered, Request,
+    Retention, Store, Table, purge_all,
 };
 
 use crate::bare;
 
 const NOW: Millis = Millis::new(1_000);
 
-/// Says how a cycle ended and what it needed, and gives the exit code: an error if it went wrong, or took more heap than `limit`.
+/// Says how a cycle ended and what it needed, and gives the exit code: an error if it went wrong,
+/// or took more heap than `limit`.
 pub(crate) fn report(program: &str, ended: Result<(), Wrong>, limit: usize) -> i32 {
     let peak = bare::peak();
-    let within = if peak <= limit { Ok(()) } else { Err(Wrong(format!("it took {peak} bytes of heap, {limit} are allowed"))) };
+    let within = if peak <= limit {
+        Ok(())
+    } else {
+        Err(Wrong(format!("it took {peak} bytes of heap, {limit} are allowed")))
+    };
     match ended.and(within) {
         Ok(()) => {
             let _ = writeln!(bare::Console, "{program}: peak heap {peak} bytes, limit {limit}");
@@ -52,7 +59,11 @@ impl Display for Wrong {
 }
 
 fn check<T: PartialEq + Debug>(what: &str, found: T, right: T) -> Result<(), Wrong> {
-    if found == right { Ok(()) } else { Err(Wrong(format!("{what}: {found:?}, it must be {right:?}"))) }
+    if found == right {
+        Ok(())
+    } else {
+        Err(Wrong(format!("{what}: {found:?}, it must be {right:?}")))
+    }
 }
 
 fn request() -> Result<Request, Invalid> {
@@ -84,7 +95,8 @@ pub(crate) fn deliver(sender: &impl Store, receiver: &impl Store) -> Result<(), 
     });
     let parcels = parcels.with_faults(|_| {
         arrived += 1;
-        (arrived == 1).then(|| Fault::After(Published::Failed(Reason::new("the confirmation was lost"))))
+        (arrived == 1)
+            .then(|| Fault::After(Published::Failed(Reason::new("the confirmation was lost"))))
     });
     let mut relay = Relay::new(sender, parcels, settings, NOW)?;
     check("confirmed at first", relay.run_until_idle(NOW)?.confirmed, 0)?;
@@ -100,12 +112,12 @@ pub(crate) fn look(sender: &impl Reader, receiver: &impl Reader) -> Result<(), W
     check("orders", sent.count(Table::Orders), 1)?;
     check("inbox", received.count(Table::Inbox), 1)?;
     check("effects", received.count(Table::Effects), 1)?;
-    let confirmed =
-        |record: &&Record| matches!(record, Record::Outbox(_, row) if matches!(row.state, DeliveryState::Confirmed(_)));
+    let confirmed = |record: &&Record| matches!(record, Record::Outbox(_, row) if matches!(row.state, DeliveryState::Confirmed(_)));
     check("confirmed", sent.records().iter().filter(confirmed).count(), 1)
 }
 
-/// Removes what is past its retention: the request, the event with its lane, and the inbox row with its effect. The order is kept.
+/// Removes what is past its retention: the request, the event with its lane, and the inbox row with
+/// its effect. The order is kept.
 pub(crate) fn purge(sender: &impl Store, receiver: &impl Store) -> Result<(), Wrong> {
     let kept = Retention::default().checked(&Checked::default())?;
     let (after, page) = (NOW + kept.requests + Duration::from_secs(60), NonZeroU16::MIN);

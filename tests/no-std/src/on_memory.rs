@@ -1,6 +1,8 @@
-//! A whole cycle of twobox on the memory store with no std, no operating system's heap and no C library, as on a device.
+//! A whole cycle of twobox on the memory store with no std, no operating system's heap and no C
+//! library, as on a device.
 //!
-//! It prints the largest amount of heap that was in use, and ends with an error if a figure is wrong or that amount is above the limit.
+//! It prints the largest amount of heap that was in use, and ends with an error if a figure is
+//! wrong or that amount is above the limit.
 //!
 //! ```text
 //! cargo run --release --manifest-path tests/no-std/Cargo.toml --bin on-memory

@@ -1,7 +1,9 @@
-//! A whole cycle of twobox on redb with no std, no operating system's heap, no files and no C library, as on a device whose
-//! storage is a block device. The database is closed after each step and opened again, as after a restart.
+//! A whole cycle of twobox on redb with no std, no operating system's heap, no files and no C
+//! library, as on a device whose storage is a block device. The database is closed after each step
+//! and opened again, as after a restart.
 //!
-//! It prints the largest amount of heap that was in use, and ends with an error if a figure is wrong or that amount is above the limit.
+//! It prints the largest amount of heap that was in use, and ends with an error if a figure is
+//! wrong or that amount is above the limit.
 //!
 //! ```text
 //! cargo run --release --manifest-path tests/no-std/Cargo.toml --features redb --bin on-redb
@@ -26,7 +28,8 @@ use twobox_redb::{RedbOptions, RedbStore};
 const HEAP: usize = 256 * 1024;
 /// What of it may be in use at one time.
 const LIMIT: usize = 70 * 1024;
-/// redb's cache in bytes. It works with none; what is left are the pages that the largest transaction changes.
+/// redb's cache in bytes. It works with none; what is left are the pages that the largest
+/// transaction changes.
 const CACHE: usize = 0;
 
 static DEVICE: BlockDevice = BlockDevice::new();

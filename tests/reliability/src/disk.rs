@@ -1,7 +1,8 @@
 //! A disk in memory that loses power and fails as disks do.
 //!
-//! A [`Disk`] records what is done to it. A write counts as safe from the next sync on; until then, a cut of the power may keep it, lose it, or keep a part
-//! of its sectors, each write for itself, whatever the order. [`cuts`] makes of a record what a cut could leave behind.
+//! A [`Disk`] records what is done to it. A write counts as safe from the next sync on; until then,
+//! a cut of the power may keep it, lose it, or keep a part of its sectors, each write for itself,
+//! whatever the order. [`cuts`] makes of a record what a cut could leave behind.
 
 use std::io::{self, ErrorKind};
 use std::ops::Bound;
@@ -222,7 +223,8 @@ impl StorageBackend for Disk {
                 if failure == Failure::Half
                     && let Some((safe, since)) = &mut medium.safe
                 {
-                    // What the system could not write it forgets, and a second sync would say that all is well.
+                    // What the system could not write it forgets, and a second sync would say that
+                    // all is well.
                     let mut seed = Seed::new(since.len() as u64);
                     let mut left = safe.clone();
                     since.iter().for_each(|op| keep(&mut left, op, Kept::any(&mut seed)));
@@ -256,7 +258,11 @@ impl StorageBackend for Disk {
         Ok(true)
     }
 
-    fn try_lock_shared_range(&self, _start: Bound<u64>, _end: Bound<u64>) -> Result<bool, BackendError> {
+    fn try_lock_shared_range(
+        &self,
+        _start: Bound<u64>,
+        _end: Bound<u64>,
+    ) -> Result<bool, BackendError> {
         Ok(true)
     }
 
@@ -361,7 +367,8 @@ pub struct Cut<'c> {
 /// How many remains of one cut are looked at.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// All subsets of the unsynced writes, if they are so many or fewer. Each is then kept whole or lost.
+    /// All subsets of the unsynced writes, if they are so many or fewer. Each is then kept whole or
+    /// lost.
     pub exhaustive: usize,
     /// Otherwise so many of them, by seed.
     pub sampled: usize,
@@ -382,12 +389,18 @@ pub struct Looked {
     pub unsynced: usize,
 }
 
-/// Cuts the power after each entry of a record, and shows what may be left then. What is left without the last write was shown at the cut before.
+/// Cuts the power after each entry of a record, and shows what may be left then. What is left
+/// without the last write was shown at the cut before.
 ///
 /// # Errors
 ///
 /// The first error of `look`.
-pub fn cuts<E>(start: &[u8], record: &[Op], effort: Effort, mut look: impl FnMut(Cut<'_>) -> Result<(), E>) -> Result<Looked, E> {
+pub fn cuts<E>(
+    start: &[u8],
+    record: &[Op],
+    effort: Effort,
+    mut look: impl FnMut(Cut<'_>) -> Result<(), E>,
+) -> Result<Looked, E> {
     let mut safe = start.to_vec();
     let mut unsynced: Vec<&Op> = Vec::new();
     let mut looked = Looked::default();
@@ -416,7 +429,9 @@ pub fn cuts<E>(start: &[u8], record: &[Op], effort: Effort, mut look: impl FnMut
         let mut seed = Seed::new(at as u64);
         if free < effort.exhaustive {
             for subset in 0_u64..1 << free {
-                let whole = |number: usize| if subset >> number & 1 == 1 { Kept::Whole } else { Kept::Nothing };
+                let whole = |number: usize| {
+                    if subset >> number & 1 == 1 { Kept::Whole } else { Kept::Nothing }
+                };
                 show(&with_last((0..free).map(whole).collect()))?;
             }
         } else {
@@ -426,9 +441,12 @@ pub fn cuts<E>(start: &[u8], record: &[Op], effort: Effort, mut look: impl FnMut
                 show(&with_last((0..free).map(|_| Kept::any(&mut seed)).collect()))?;
             }
         }
-        let several = matches!(op, Op::Write(offset, data) if sectors(*offset, data.len()).len() > 1);
+        let several =
+            matches!(op, Op::Write(offset, data) if sectors(*offset, data.len()).len() > 1);
         for way in 0..if several { effort.torn } else { 0 } {
-            let mut kept: Vec<Kept> = (0..free).map(|_| if way == 0 { Kept::Whole } else { Kept::any(&mut seed) }).collect();
+            let mut kept: Vec<Kept> = (0..free)
+                .map(|_| if way == 0 { Kept::Whole } else { Kept::any(&mut seed) })
+                .collect();
             kept.push(match way % 3 {
                 0 => Kept::First(seed.draw() as u8),
                 1 => Kept::Last(seed.draw() as u8),

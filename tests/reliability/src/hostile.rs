@@ -1,15 +1,18 @@
-//! What is done with bytes that somebody may have damaged or made up. Each function is the body of a fuzz target, and is called by a test
-//! with a corpus and its mutations. A panic is a finding.
+//! What is done with bytes that somebody may have damaged or made up. Each function is the body of
+//! a fuzz target, and is called by a test with a corpus and its mutations. A panic is a finding.
 
 use twobox::codec;
-use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Request, RunError, Store, Stored, Table};
+use twobox::{
+    Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Request, RunError, Store, Stored, Table,
+};
 use twobox_redb::{RedbError, RedbOptions};
 
 use crate::disk::Disk;
 use crate::life::{self, Contents};
 use crate::tables::Broken;
 
-/// A row: the first byte says of which table, the second how long the key is. What is read must be written as the same bytes again.
+/// A row: the first byte says of which table, the second how long the key is. What is read must be
+/// written as the same bytes again.
 pub fn row(bytes: &[u8]) {
     let [table, length, rest @ ..] = bytes else { return };
     let table = Table::ALL[usize::from(*table) % Table::ALL.len()];
@@ -19,7 +22,11 @@ pub fn row(bytes: &[u8]) {
         codec::encode_key(&stored.record.key(), &mut key_again);
         codec::encode_value(&stored.record, stored.revision, &mut value_again);
         assert_eq!(stored.record.table(), table, "a row of another table");
-        assert_eq!((&key_again[..], &value_again[..]), (key, value), "two forms of one row: {stored:?}");
+        assert_eq!(
+            (&key_again[..], &value_again[..]),
+            (key, value),
+            "two forms of one row: {stored:?}"
+        );
         // Names that are known from the row before change nothing.
         let mut decoder = codec::Decoder::default();
         let twice = [(); 2].map(|()| decoder.decode(table, key, value));
@@ -35,33 +42,49 @@ pub fn index_entry(bytes: &[u8]) {
         assert_eq!(again, bytes, "two forms of one entry: {entry:?}");
         let mut key = Vec::new();
         codec::encode_key(&entry.key(), &mut key);
-        assert_eq!(codec::indexed_row(bytes), Ok((entry.key().table(), &key[..])), "it leads to another row: {entry:?}");
+        assert_eq!(
+            codec::indexed_row(bytes),
+            Ok((entry.key().table(), &key[..])),
+            "it leads to another row: {entry:?}"
+        );
         let parts = [codec::IndexPart::Due, codec::IndexPart::AllPending, codec::IndexPart::Dead];
         let of = parts.iter().filter(|part| codec::is_in_index_part(**part, bytes)).count();
         assert_eq!(of, 1, "it is of {of} parts: {entry:?}");
         if let twobox::IndexEntry::Pending(lane, ..) = &entry {
-            assert!(codec::is_in_index_part(codec::IndexPart::Pending(lane), bytes), "it is not of its lane: {entry:?}");
+            assert!(
+                codec::is_in_index_part(codec::IndexPart::Pending(lane), bytes),
+                "it is not of its lane: {entry:?}"
+            );
         }
     }
 }
 
-/// A JSON document: what it is bound to does not depend on white space, and its canonical form is bound to the same. A number with a fraction or an
-/// exponent is a double, and may have the form of an integer that is refused when it is given as one.
+/// A JSON document: what it is bound to does not depend on white space, and its canonical form is
+/// bound to the same. A number with a fraction or an exponent is a double, and may have the form of
+/// an integer that is refused when it is given as one.
 pub fn json(bytes: &[u8]) {
     if let Ok(fingerprint) = Fingerprint::of_json(bytes) {
         let padded = [b" \n", bytes, b"\t\r"].concat();
         assert_eq!(Fingerprint::of_json(&padded).as_ref(), Ok(&fingerprint), "white space counts");
-        if fingerprint.summary().len() < Fingerprint::MAX_SUMMARY && !bytes.iter().any(|byte| *byte > 126 || *byte == b'\\') {
+        if fingerprint.summary().len() < Fingerprint::MAX_SUMMARY
+            && !bytes.iter().any(|byte| *byte > 126 || *byte == b'\\')
+        {
             match Fingerprint::of_json(fingerprint.summary().as_bytes()) {
-                Ok(again) => assert_eq!(again, fingerprint, "the canonical form is another document"),
-                Err(error) => assert!(error.to_string().contains("beyond 2^53"), "the canonical form is refused: {error}"),
+                Ok(again) => {
+                    assert_eq!(again, fingerprint, "the canonical form is another document")
+                }
+                Err(error) => assert!(
+                    error.to_string().contains("beyond 2^53"),
+                    "the canonical form is refused: {error}"
+                ),
             }
         }
     }
 }
 
-/// A whole database file, or an edit of a good one: if the first byte is even, the rest is the file; otherwise it is groups
-/// of 4 bytes, each a place (24 bits, as a share of the file) and what is to be mixed into the byte there.
+/// A whole database file, or an edit of a good one: if the first byte is even, the rest is the
+/// file; otherwise it is groups of 4 bytes, each a place (24 bits, as a share of the file) and what
+/// is to be mixed into the byte there.
 pub fn file(bytes: &[u8], good: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else { return };
     if kind % 2 == 0 {
@@ -94,7 +117,9 @@ impl<E: std::fmt::Display> From<RunError<RedbError, E>> for Verdict {
         match error {
             RunError::Store(error) | RunError::Unknown(error) => Self::Refused(error),
             RunError::Refused(refused) => Self::Wrong(refused.to_string()),
-            RunError::Conflict(key) => Self::Wrong(format!("a conflict over {key}, with nobody else there")),
+            RunError::Conflict(key) => {
+                Self::Wrong(format!("a conflict over {key}, with nobody else there"))
+            }
         }
     }
 }
@@ -117,18 +142,26 @@ pub fn open(bytes: &[u8]) -> Verdict {
 fn live_on(bytes: &[u8]) -> Result<Contents, Box<Verdict>> {
     let refused = |error| Box::new(Verdict::Refused(error));
     let wrong = |invalid: twobox::Invalid| Box::new(Verdict::Wrong(invalid.to_string()));
-    let store = RedbOptions::new().cache_bytes(4 << 20).open_on(Disk::of(bytes.to_vec())).map_err(refused)?;
+    let store = RedbOptions::new()
+        .cache_bytes(4 << 20)
+        .open_on(Disk::of(bytes.to_vec()))
+        .map_err(refused)?;
     let before = Contents::of(&store).map_err(Verdict::from)?;
     // Larger than a page, in a place of its own.
-    let request = Request::new("hostile", "a new request", Fingerprint::of_bytes(b"")).map_err(wrong)?;
+    let request =
+        Request::new("hostile", "a new request", Fingerprint::of_bytes(b"")).map_err(wrong)?;
     let body = Body::new("text/plain", [b'n'; 9_000]).map_err(wrong)?;
     let draft = Draft::new("created", body.clone()).map_err(wrong)?;
-    let order = CommitOrder::new(&request, OrderId::new("a new order").map_err(wrong)?, body, [draft]).map_err(wrong)?;
+    let order =
+        CommitOrder::new(&request, OrderId::new("a new order").map_err(wrong)?, body, [draft])
+            .map_err(wrong)?;
     let placed = store.run(order, Millis::new(0)).map_err(Verdict::from)?;
     let after = Contents::of(&store).map_err(Verdict::from)?;
-    // What is written goes to where nothing is: a request, an order, an event, its delivery state and its lane.
+    // What is written goes to where nothing is: a request, an order, an event, its delivery state
+    // and its lane.
     let old = |row: &&Stored| before.rows.contains(row);
-    let kept = after.rows.iter().filter(old).count() == before.rows.len() && after.own == before.own;
+    let kept =
+        after.rows.iter().filter(old).count() == before.rows.len() && after.own == before.own;
     let new = if placed.repeated { 0 } else { 5 };
     if !kept || after.rows.len() != before.rows.len() + new {
         return Err(Box::new(Verdict::Wrong("a new order has changed other rows".to_string())));

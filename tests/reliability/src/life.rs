@@ -1,7 +1,10 @@
-//! The life of a store, from its creation to a purge: everything that a sender, a relay, a receiver and an operator do with it.
+//! The life of a store, from its creation to a purge: everything that a sender, a relay, a receiver
+//! and an operator do with it.
 //!
-//! It runs on any [`Disk`], says each time that it was told of a commit, and can be taken up at any of its steps: "doing the same again" (P8) after
-//! a fault is to take it up at the step that was not finished. Sender and receiver share the store, so a commit of either meets the pages of both.
+//! It runs on any [`Disk`], says each time that it was told of a commit, and can be taken up at any
+//! of its steps: "doing the same again" (P8) after a fault is to take it up at the step that was
+//! not finished. Sender and receiver share the store, so a commit of either meets the pages of
+//! both.
 
 use core::time::Duration;
 use std::num::NonZeroU16;
@@ -11,16 +14,18 @@ use thiserror::Error;
 use twobox::relay::Message;
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
 use twobox::{
-    Body, Cancel, Checked, Claim, CommitOrder, Consumer, DeliveryPolicy, Discard, Draft, Ending, EventId, Fingerprint, Handled,
-    Inbox, Key, Load, Millis, OrderId, OrderingKey, Owner, Purge, Query, Reader, Reason, Receipt, Record, Redrive, RedriveWindow,
-    Register, Request, Retention, RunError, RunResult, Settle, Store, Stored, Transition,
+    Body, Cancel, Checked, Claim, CommitOrder, Consumer, DeliveryPolicy, Discard, Draft, Ending,
+    EventId, Fingerprint, Handled, Inbox, Key, Load, Millis, OrderId, OrderingKey, Owner, Purge,
+    Query, Reader, Reason, Receipt, Record, Redrive, RedriveWindow, Register, Request, Retention,
+    RunError, RunResult, Settle, Store, Stored, Transition,
 };
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
 
 use crate::disk::Disk;
 use crate::tables::{self, Broken};
 
-/// A table of the user's own, which is written in the same commits: how many there are of each thing.
+/// A table of the user's own, which is written in the same commits: how many there are of each
+/// thing.
 pub const STOCK: TableDefinition<'static, &str, u64> = TableDefinition::new("stock");
 
 /// When the life begins.
@@ -49,7 +54,9 @@ impl<R: std::fmt::Display> From<RunError<RedbError, R>> for Trouble {
             RunError::Store(error) => Self::Store(error),
             RunError::Unknown(error) => Self::Unknown(error),
             RunError::Refused(refused) => Self::Wrong(format!("refused: {refused}")),
-            RunError::Conflict(key) => Self::Wrong(format!("a conflict over {key}, with nobody else there")),
+            RunError::Conflict(key) => {
+                Self::Wrong(format!("a conflict over {key}, with nobody else there"))
+            }
         }
     }
 }
@@ -70,7 +77,14 @@ type Step = fn(&mut Life<'_>) -> Result<(), Trouble>;
 /// The steps in their order. Each can be done again.
 const STEPS: &[Step] = &[
     |life| life.register("req-1", "2"),
-    |life| life.place("req-1", "2", &[("created", "customer-7"), ("reserved", "customer-7"), ("billed", "customer-8")], 40),
+    |life| {
+        life.place(
+            "req-1",
+            "2",
+            &[("created", "customer-7"), ("reserved", "customer-7"), ("billed", "customer-8")],
+            40,
+        )
+    },
     // Larger than a page.
     |life| life.place("req-2", "9", &[("created", "customer-7"), ("bad", "customer-9")], 9_000),
     |life| life.deliver(8),
@@ -79,11 +93,26 @@ const STEPS: &[Step] = &[
     |life| life.operate("req-2/2", &|id, life| Redrive::new([id], life.window()), true),
     |life| life.deliver(3),
     |life| life.call("req-1/1"),
-    |life| life.place("req-4", "4", &[("bad", "customer-8"), ("created", "customer-8"), ("late", "customer-7")], 10),
+    |life| {
+        life.place(
+            "req-4",
+            "4",
+            &[("bad", "customer-8"), ("created", "customer-8"), ("late", "customer-7")],
+            10,
+        )
+    },
     |life| life.deliver(8),
-    |life| life.operate("req-4/1", &|id, _| Discard::new([id], Reason::new("nobody wants it")), false),
+    |life| {
+        life.operate("req-4/1", &|id, _| Discard::new([id], Reason::new("nobody wants it")), false)
+    },
     |life| life.place("req-5", "5", &[("unwanted", "customer-1"), ("created", "customer-1")], 10),
-    |life| life.operate("req-5/1", &|id, _| Cancel::new([id], Reason::new("changed their mind")), false),
+    |life| {
+        life.operate(
+            "req-5/1",
+            &|id, _| Cancel::new([id], Reason::new("changed their mind")),
+            false,
+        )
+    },
     |life| life.purge(),
     |life| life.deliver(8),
     |life| life.register("req-6", "6"),
@@ -150,30 +179,52 @@ pub struct Ended {
     pub store: Option<RedbStore>,
 }
 
-/// Lives from a step on; step 0 begins on an empty disk. After each commit, and each call that committed nothing, `told` gets the step and the store.
-pub fn live(disk: &Disk, options: RedbOptions, from: usize, told: &mut dyn FnMut(usize, &RedbStore)) -> Ended {
+/// Lives from a step on; step 0 begins on an empty disk. After each commit, and each call that
+/// committed nothing, `told` gets the step and the store.
+pub fn live(
+    disk: &Disk,
+    options: RedbOptions,
+    from: usize,
+    told: &mut dyn FnMut(usize, &RedbStore),
+) -> Ended {
     // Whoever comes back finds that some time has passed.
     let now = Millis::new(BIRTH) + Duration::from_secs(3_600 * from as u64);
     let policy = DeliveryPolicy { max_failures: 2, ..DeliveryPolicy::default() };
     let policy = policy.checked().expect("it allows more starts than failures");
     let kept = Retention { requests: Duration::from_secs(14 * 86_400), ..Retention::default() };
     let kept = kept.checked(&policy).expect("consumers remember for a month");
-    let mut life = Life { disk, options, store: None, now, policy, kept, redriven: from > 6, step: from, told };
+    let mut life = Life {
+        disk,
+        options,
+        store: None,
+        now,
+        policy,
+        kept,
+        redriven: from > 6,
+        step: from,
+        told,
+    };
     let trouble = life.go_on(from).err();
     Ended { trouble, step: life.step, store: life.store }
 }
 
 impl Life<'_> {
     fn go_on(&mut self, from: usize) -> Result<(), Trouble> {
-        let empty = redb::StorageBackend::len(self.disk).map_err(|error| Trouble::Open(error.into()))? == 0;
-        let opened = if empty { self.options.create_on(self.disk.clone()) } else { self.options.open_on(self.disk.clone()) };
+        let empty =
+            redb::StorageBackend::len(self.disk).map_err(|error| Trouble::Open(error.into()))? == 0;
+        let opened = if empty {
+            self.options.create_on(self.disk.clone())
+        } else {
+            self.options.open_on(self.disk.clone())
+        };
         self.store = Some(opened.map_err(Trouble::Open)?);
         if empty {
             self.tell()?;
         }
         for (number, step) in STEPS.iter().enumerate().skip(from) {
             self.step = number;
-            self.now = self.now.max(Millis::new(BIRTH) + Duration::from_secs(3_600 * number as u64));
+            self.now =
+                self.now.max(Millis::new(BIRTH) + Duration::from_secs(3_600 * number as u64));
             step(self)?;
         }
         self.step = STEPS.len();
@@ -185,7 +236,10 @@ impl Life<'_> {
     }
 
     fn tell(&mut self) -> Result<(), Trouble> {
-        let store = self.store.as_ref().ok_or_else(|| Trouble::Wrong("the store is not open".to_string()))?;
+        let store = self
+            .store
+            .as_ref()
+            .ok_or_else(|| Trouble::Wrong("the store is not open".to_string()))?;
         self.disk.told();
         (self.told)(self.step, store);
         Ok(())
@@ -212,7 +266,13 @@ impl Life<'_> {
     }
 
     /// An order with its events, and a row of our own, which must count each order once.
-    fn place(&mut self, id: &str, quantity: &str, events: &[(&str, &str)], size: usize) -> Result<(), Trouble> {
+    fn place(
+        &mut self,
+        id: &str,
+        quantity: &str,
+        events: &[(&str, &str)],
+        size: usize,
+    ) -> Result<(), Trouble> {
         let request = request(id, quantity)?;
         let mut drafts = Vec::new();
         for (event_type, lane) in events {
@@ -233,21 +293,26 @@ impl Life<'_> {
         self.tell()
     }
 
-    /// Claims, publishes to both consumers, and settles, until there is nothing more. A "bad" event fails until it was redriven.
+    /// Claims, publishes to both consumers, and settles, until there is nothing more. A "bad" event
+    /// fails until it was redriven.
     fn deliver(&mut self, limit: usize) -> Result<(), Trouble> {
         for _round in 0..64 {
             let policy = self.policy.clone();
-            let claim = Claim::new(&policy, Owner::new("relay-1")?, Duration::from_secs(30), limit)?;
+            let claim =
+                Claim::new(&policy, Owner::new("relay-1")?, Duration::from_secs(30), limit)?;
             let claimed = self.run(claim)?;
             let mut results = Vec::new();
             for run in claimed.runs {
                 let mut result = RunResult::released(run.lease);
                 for delivery in run.deliveries {
                     let message = self.message(&delivery)?;
-                    let bad =
-                        message.event.event_type.as_str() == "bad" && !(self.redriven && message.event.id.as_str() == "req-2/2");
+                    let bad = message.event.event_type.as_str() == "bad"
+                        && !(self.redriven && message.event.id.as_str() == "req-2/2");
                     if bad {
-                        result.ended = Some((delivery.event, Ending::Failed(Reason::new("the broker did not take it"))));
+                        result.ended = Some((
+                            delivery.event,
+                            Ending::Failed(Reason::new("the broker did not take it")),
+                        ));
                         break;
                     }
                     self.receive(&message)?;
@@ -264,7 +329,10 @@ impl Life<'_> {
             }
             let settled = self.run(Settle::new(&policy, results))?;
             if !settled.stale.is_empty() {
-                return Err(Trouble::Wrong(format!("a stale lease, with no other relay: {:?}", settled.stale)));
+                return Err(Trouble::Wrong(format!(
+                    "a stale lease, with no other relay: {:?}",
+                    settled.stale
+                )));
             }
         }
         Err(Trouble::Wrong("the relay came to no end".to_string()))
@@ -272,14 +340,21 @@ impl Life<'_> {
 
     fn message(&self, delivery: &twobox::Delivery) -> Result<Message, Trouble> {
         let mut view = self.store()?.view().map_err(Trouble::Store)?;
-        let rows = view.load(&Query::rows([Key::Event(delivery.event.clone())])).map_err(Trouble::Store)?;
+        let rows = view
+            .load(&Query::rows([Key::Event(delivery.event.clone())]))
+            .map_err(Trouble::Store)?;
         match rows.into_vec().pop().map(|stored| stored.record) {
-            Some(Record::Event(event)) => Ok(Message { event, place: delivery.place, attempt: delivery.attempt }),
-            Some(_) | None => Err(Trouble::Wrong(format!("{} was claimed and is not there", delivery.event))),
+            Some(Record::Event(event)) => {
+                Ok(Message { event, place: delivery.place, attempt: delivery.attempt })
+            }
+            Some(_) | None => {
+                Err(Trouble::Wrong(format!("{} was claimed and is not there", delivery.event)))
+            }
         }
     }
 
-    /// Two consumers: one counts in a table of its own and asks for order, the other fails on what is poison to it.
+    /// Two consumers: one counts in a table of its own and asks for order, the other fails on what
+    /// is poison to it.
     fn receive(&mut self, message: &Message) -> Result<(), Trouble> {
         let store = self.store()?;
         let stock = Inbox::new(store, Consumer::new("stock")?).in_order();
@@ -288,23 +363,35 @@ impl Life<'_> {
             let name = format!("applied {}", message.event.id);
             let count = stock.get(name.as_str()).map_err(own)?.map_or(0, |count| count.value());
             stock.insert(name.as_str(), count + 1).map_err(own)?;
-            Body::text(message.event.event_type.as_str()).map(Handled::Effect).map_err(Trouble::from)
+            Body::text(message.event.event_type.as_str())
+                .map(Handled::Effect)
+                .map_err(Trouble::from)
         })?;
         if !matches!(receipt, Receipt::Applied | Receipt::Duplicate) {
-            return Err(Trouble::Wrong(format!("consumer stock: {} {receipt:?}", message.event.id)));
+            return Err(Trouble::Wrong(format!(
+                "consumer stock: {} {receipt:?}",
+                message.event.id
+            )));
         }
         self.tell()?;
         for _attempt in 0..3 {
             let audit = Inbox::new(self.store()?, Consumer::new("audit")?).max_failures(2);
             let receipt = audit.receive(message, self.now, |_tx, message| {
-                if message.event.event_type.as_str() == "poison" { Err("cannot read it") } else { Ok(Handled::Done) }
+                if message.event.event_type.as_str() == "poison" {
+                    Err("cannot read it")
+                } else {
+                    Ok(Handled::Done)
+                }
             })?;
             self.tell()?;
             match receipt {
                 Receipt::Applied | Receipt::Duplicate | Receipt::Poisoned => return Ok(()),
                 Receipt::Failed(_) => {}
                 Receipt::Deferred(_) | Receipt::WaitsFor(_) | Receipt::Refused(_) => {
-                    return Err(Trouble::Wrong(format!("consumer audit: {} {receipt:?}", message.event.id)));
+                    return Err(Trouble::Wrong(format!(
+                        "consumer audit: {} {receipt:?}",
+                        message.event.id
+                    )));
                 }
             }
         }

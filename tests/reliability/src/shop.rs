@@ -1,7 +1,9 @@
-//! A shop that is killed: a sender, a relay and a receiver on real files, and what must be in the files then.
+//! A shop that is killed: a sender, a relay and a receiver on real files, and what must be in the
+//! files then.
 //!
-//! It runs in a process of its own (`src/bin/victim.rs`), and tells on its standard output what it was told is committed, one line each. Whoever kills
-//! it compares those lines with the files: nothing that was told is missing, nothing is there twice, the order holds (P2 to P5).
+//! It runs in a process of its own (`src/bin/victim.rs`), and tells on its standard output what it
+//! was told is committed, one line each. Whoever kills it compares those lines with the files:
+//! nothing that was told is missing, nothing is there twice, the order holds (P2 to P5).
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,11 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use redb::{ConcurrencyMode, Database, ReadTransaction, ReadableTable, TableDefinition, TableError};
+use redb::{
+    ConcurrencyMode, Database, ReadTransaction, ReadableTable, TableDefinition, TableError,
+};
 use twobox::relay::{InProcess, Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, DeliveryState, Draft, EventId, Fingerprint, Handled, Inbox, Load, Millis, OrderId, OrderingKey,
-    Owner, Query, Reader, Record, Request, Store, Writing,
+    Body, CommitOrder, Consumer, DeliveryState, Draft, EventId, Fingerprint, Handled, Inbox, Load,
+    Millis, OrderId, OrderingKey, Owner, Query, Reader, Record, Request, Store, Writing,
 };
 use twobox_redb::{RedbOptions, RedbStore, RedbTransaction};
 
@@ -41,7 +45,8 @@ pub enum Mode {
     Alone,
     /// By one process that writes, and others that read.
     Shared,
-    /// By several processes that write: redb's `MultiWriter`, which the adapter does not offer, through a database of the user's.
+    /// By several processes that write: redb's `MultiWriter`, which the adapter does not offer,
+    /// through a database of the user's.
     Many,
 }
 
@@ -55,7 +60,9 @@ pub fn open(path: &Path, mode: Mode) -> Result<RedbStore, Failed> {
         Mode::Alone => RedbOptions::new().open_or_create(path)?,
         Mode::Shared => RedbOptions::new().shared(true).open_or_create(path)?,
         Mode::Many => {
-            let database = Database::builder().set_concurrency_mode(ConcurrencyMode::MultiWriter).open(path)?;
+            let database = Database::builder()
+                .set_concurrency_mode(ConcurrencyMode::MultiWriter)
+                .open(path)?;
             RedbStore::with_database(database)?
         }
     })
@@ -161,9 +168,17 @@ impl<P: Publisher> Publisher for Telling<P> {
 /// # Errors
 ///
 /// The store's, or that it comes to no end.
-pub fn relay(sender: &RedbStore, receiver: &RedbStore, clock: &Clock, mut wait: impl FnMut() -> bool) -> Result<(), Failed> {
+pub fn relay(
+    sender: &RedbStore,
+    receiver: &RedbStore,
+    clock: &Clock,
+    mut wait: impl FnMut() -> bool,
+) -> Result<(), Failed> {
     let inbox = Inbox::new(receiver, Consumer::new("points")?);
-    let publisher = InProcess::new(inbox, |tx: &mut Writing<'_, RedbTransaction>, message: &Message| apply(tx, message));
+    let publisher =
+        InProcess::new(inbox, |tx: &mut Writing<'_, RedbTransaction>, message: &Message| {
+            apply(tx, message)
+        });
     let mut settings = RelaySettings::new(Owner::new(format!("relay-{}", process::id()))?);
     (settings.window, settings.run) = (8, 4);
     let mut relay = Relay::new(sender, Telling(publisher), settings, clock.now())?;
@@ -188,8 +203,14 @@ pub fn relay(sender: &RedbStore, receiver: &RedbStore, clock: &Clock, mut wait: 
 /// # Errors
 ///
 /// The store's.
-pub fn run(folder: &Path, mode: Mode, round: u64, orders: std::ops::Range<usize>) -> Result<(), Failed> {
-    let (sender, receiver) = (open(&folder.join("sender.redb"), mode)?, open(&folder.join("receiver.redb"), mode)?);
+pub fn run(
+    folder: &Path,
+    mode: Mode,
+    round: u64,
+    orders: std::ops::Range<usize>,
+) -> Result<(), Failed> {
+    let (sender, receiver) =
+        (open(&folder.join("sender.redb"), mode)?, open(&folder.join("receiver.redb"), mode)?);
     tell("opened")?;
     let clock = Clock::new(round);
     let (bell, rung) = mpsc::channel();
@@ -207,7 +228,8 @@ pub fn run(folder: &Path, mode: Mode, round: u64, orders: std::ops::Range<usize>
     Ok(())
 }
 
-/// Waits until the standard input is closed, with a thread of its own, and says whether it still is open.
+/// Waits until the standard input is closed, with a thread of its own, and says whether it still is
+/// open.
 pub fn until_input_ends() -> impl FnMut() -> bool {
     let (ended, end) = mpsc::channel::<()>();
     thread::spawn(move || {
@@ -241,7 +263,10 @@ impl Found {
         Self::in_views(&mut from, to)
     }
 
-    fn in_views(from: &mut twobox_redb::RedbView, mut to: twobox_redb::RedbView) -> Result<Self, Failed> {
+    fn in_views(
+        from: &mut twobox_redb::RedbView,
+        mut to: twobox_redb::RedbView,
+    ) -> Result<Self, Failed> {
         tables::check(&mut to)?;
         let (found, confirmed, places) = Self::sent(from)?;
         let mut found = found;
@@ -271,13 +296,16 @@ impl Found {
         Ok(found)
     }
 
-    /// What the sender's side holds, checked; which events are confirmed; and where each event stands.
+    /// What the sender's side holds, checked; which events are confirmed; and where each event
+    /// stands.
     ///
     /// # Errors
     ///
     /// What does not hold, or why it cannot be read.
     #[expect(clippy::type_complexity, reason = "three things of one walk")]
-    pub fn sent(from: &mut twobox_redb::RedbView) -> Result<(Self, Vec<EventId>, BTreeMap<EventId, (OrderingKey, u64)>), Failed> {
+    pub fn sent(
+        from: &mut twobox_redb::RedbView,
+    ) -> Result<(Self, Vec<EventId>, BTreeMap<EventId, (OrderingKey, u64)>), Failed> {
         let rows = tables::check(from)?;
         let (mut found, mut confirmed, mut places) = (Self::default(), Vec::new(), BTreeMap::new());
         for stored in rows {
@@ -303,11 +331,17 @@ impl Found {
         }
         // P2: all events of an order, and our own row in the same commit.
         if places.len() != found.orders.len() * EVENTS {
-            return Err(format!("P2: {} orders have {} events", found.orders.len(), places.len()).into());
+            return Err(
+                format!("P2: {} orders have {} events", found.orders.len(), places.len()).into()
+            );
         }
         let counted = read(from.redb(), PLACED, |_, count| count)?;
         if counted.first().copied().unwrap_or(0) != found.orders.len() as u64 {
-            return Err(format!("our own row counts {counted:?} orders, there are {}", found.orders.len()).into());
+            return Err(format!(
+                "our own row counts {counted:?} orders, there are {}",
+                found.orders.len()
+            )
+            .into());
         }
         Ok((found, confirmed, places))
     }

@@ -1,4 +1,5 @@
-//! Many callers: threads that share a store. The promises hold, nothing hangs, and a handler that panics takes nobody along (P1, P4, P5, P6).
+//! Many callers: threads that share a store. The promises hold, nothing hangs, and a handler that
+//! panics takes nobody along (P1, P4, P5, P6).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -11,9 +12,9 @@ use std::time::{Duration, Instant};
 use redb::backends::InMemoryBackend;
 use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, Checked, CommitOrder, CommitRefused, Committed, Consumer, DeliveryPolicy, DeliveryState, Draft, Event, EventId,
-    Fingerprint, Handled, Inbox, Millis, OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Registered, Request,
-    RunError, Store, Stored, Table,
+    Body, Checked, CommitOrder, CommitRefused, Committed, Consumer, DeliveryPolicy, DeliveryState,
+    Draft, Event, EventId, Fingerprint, Handled, Inbox, Millis, OrderId, OrderingKey, Owner,
+    Reason, Receipt, Record, Register, Registered, Request, RunError, Store, Stored, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -48,7 +49,11 @@ fn on_each_store(name: &str, on_memory: fn(&MemoryStore, u64), on_redb: fn(&Redb
         }
     }
     work.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
-    println!("many callers, {name}: {} rounds of {THREADS} threads on each of 2 stores; {:.1?}", rounds(), started.elapsed());
+    println!(
+        "many callers, {name}: {} rounds of {THREADS} threads on each of 2 stores; {:.1?}",
+        rounds(),
+        started.elapsed()
+    );
 }
 
 /// Starts the same work in all threads at the same moment.
@@ -63,7 +68,10 @@ fn at_once<R: Send>(work: impl Fn(usize) -> R + Sync) -> Vec<R> {
             })
         };
         let threads: Vec<_> = (0..THREADS).map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
+            .collect()
     })
 }
 
@@ -79,7 +87,12 @@ const NOW: Millis = Millis::new(1_000);
 /// Whatever happens, nothing is given up.
 fn patient() -> Checked<DeliveryPolicy> {
     let base = DeliveryPolicy::default().backoff_base;
-    let policy = DeliveryPolicy { backoff_cap: base, max_failures: 5_000, max_starts: 10_000, ..DeliveryPolicy::default() };
+    let policy = DeliveryPolicy {
+        backoff_cap: base,
+        max_failures: 5_000,
+        max_starts: 10_000,
+        ..DeliveryPolicy::default()
+    };
     policy.checked().unwrap()
 }
 
@@ -94,12 +107,17 @@ fn commit<S: Store>(
     lanes: &[&str],
 ) -> Result<Committed, RunError<S::Error, CommitRefused>> {
     let body = Body::text(id).unwrap();
-    let draft = |lane: &&str| Draft::new("created", body.clone()).unwrap().ordering_key(OrderingKey::new(*lane).unwrap());
-    let order = CommitOrder::new(request, OrderId::new(id).unwrap(), body.clone(), lanes.iter().map(draft)).unwrap();
+    let draft = |lane: &&str| {
+        Draft::new("created", body.clone()).unwrap().ordering_key(OrderingKey::new(*lane).unwrap())
+    };
+    let order =
+        CommitOrder::new(request, OrderId::new(id).unwrap(), body.clone(), lanes.iter().map(draft))
+            .unwrap();
     store.run(order, NOW)
 }
 
-/// P1: of requests with one key and two sets of parameters, one set wins and the other is refused, each time; there is one order.
+/// P1: of requests with one key and two sets of parameters, one set wins and the other is refused,
+/// each time; there is one order.
 fn one_key<S: Store + Sync>(store: &S, _round: u64)
 where
     S::Error: Debug + Send,
@@ -110,21 +128,40 @@ where
         let committed = commit(store, &request, "order-1", &["a"]);
         (number % 2, registered, committed)
     });
-    let winners: BTreeSet<usize> =
-        answers.iter().filter(|(_, registered, _)| registered.is_ok()).map(|(parameters, ..)| *parameters).collect();
+    let winners: BTreeSet<usize> = answers
+        .iter()
+        .filter(|(_, registered, _)| registered.is_ok())
+        .map(|(parameters, ..)| *parameters)
+        .collect();
     assert_eq!(winners.len(), 1, "P1: the key is bound to one set of parameters");
-    let news = answers.iter().filter(|(_, registered, _)| matches!(registered, Ok(Registered::New))).count();
-    let firsts = answers.iter().filter(|(.., committed)| committed.as_ref().is_ok_and(|committed| !committed.repeated)).count();
+    let news = answers
+        .iter()
+        .filter(|(_, registered, _)| matches!(registered, Ok(Registered::New)))
+        .count();
+    let firsts = answers
+        .iter()
+        .filter(|(.., committed)| committed.as_ref().is_ok_and(|committed| !committed.repeated))
+        .count();
     assert_eq!((news, firsts), (1, 1), "P1: one was the first");
-    let placed: Vec<_> = answers.iter().filter_map(|(.., committed)| committed.as_ref().ok()).collect();
-    assert!(placed.iter().all(|committed| committed.placed == placed[0].placed), "P1: all get the first outcome");
+    let placed: Vec<_> =
+        answers.iter().filter_map(|(.., committed)| committed.as_ref().ok()).collect();
+    assert!(
+        placed.iter().all(|committed| committed.placed == placed[0].placed),
+        "P1: all get the first outcome"
+    );
     for (parameters, registered, committed) in &answers {
         if !winners.contains(parameters) {
             assert!(matches!(registered, Err(RunError::Refused(_))), "{registered:?}");
-            assert!(matches!(committed, Err(RunError::Refused(CommitRefused::ParametersDiffer(_)))), "{committed:?}");
+            assert!(
+                matches!(committed, Err(RunError::Refused(CommitRefused::ParametersDiffer(_)))),
+                "{committed:?}"
+            );
         }
     }
-    assert_eq!(rows(store).iter().filter(|stored| stored.record.table() == Table::Orders).count(), 1);
+    assert_eq!(
+        rows(store).iter().filter(|stored| stored.record.table() == Table::Orders).count(),
+        1
+    );
 }
 
 #[test]
@@ -132,7 +169,8 @@ fn one_key_is_registered_by_all() {
     on_each_store("one key", one_key, one_key);
 }
 
-/// P2, P4: orders of all threads in one lane and in a lane of each; sequences have no gap, and each thread's orders keep their order.
+/// P2, P4: orders of all threads in one lane and in a lane of each; sequences have no gap, and each
+/// thread's orders keep their order.
 fn lanes<S: Store + Sync>(store: &S, _round: u64)
 where
     S::Error: Debug + Send,
@@ -141,13 +179,20 @@ where
     at_once(|thread| {
         for number in 0..ORDERS {
             let id = format!("{thread}-{number}");
-            assert!(!commit(store, &request(&id, "1"), &id, &["all", &format!("own-{thread}"), "all"]).unwrap().repeated);
+            assert!(
+                !commit(store, &request(&id, "1"), &id, &["all", &format!("own-{thread}"), "all"])
+                    .unwrap()
+                    .repeated
+            );
         }
     });
     let mut places: BTreeMap<OrderingKey, BTreeMap<u64, EventId>> = BTreeMap::new();
     for stored in rows(store) {
         if let Record::Outbox(id, row) = stored.record {
-            assert!(places.entry(row.lane).or_default().insert(row.sequence, id).is_none(), "two events at one place");
+            assert!(
+                places.entry(row.lane).or_default().insert(row.sequence, id).is_none(),
+                "two events at one place"
+            );
         }
     }
     for (lane, events) in places {
@@ -158,7 +203,10 @@ where
             let (order, event) = id.as_str().split_once('/').unwrap();
             let (thread, number) = order.split_once('-').unwrap();
             let place = (number.parse().unwrap(), event.to_string());
-            assert!(last.insert(thread.to_string(), place.clone()).is_none_or(|before| before < place), "P4: {id} in {lane}");
+            assert!(
+                last.insert(thread.to_string(), place.clone()).is_none_or(|before| before < place),
+                "P4: {id} in {lane}"
+            );
         }
     }
 }
@@ -186,14 +234,19 @@ impl Publisher for Broker<'_> {
             }
             self.came.lock().unwrap().push(message.event.id.clone());
             // Sometimes it came, and the confirmation is lost.
-            if self.seed.below(8) == 0 { Published::Failed(Reason::new("no answer")) } else { Published::Confirmed }
+            if self.seed.below(8) == 0 {
+                Published::Failed(Reason::new("no answer"))
+            } else {
+                Published::Confirmed
+            }
         };
         batch.iter().map(answer).collect()
     }
 }
 
-/// P3, P4, P6: relays race for lanes, with leases that run out under them, while orders are still committed. Every event comes; what came for the first time
-/// came in the order of its lane; who was too late is told.
+/// P3, P4, P6: relays race for lanes, with leases that run out under them, while orders are still
+/// committed. Every event comes; what came for the first time came in the order of its lane; who
+/// was too late is told.
 fn relays<S: Store + Sync>(store: &S, round: u64)
 where
     S::Error: Debug + Send,
@@ -204,7 +257,9 @@ where
         if thread % 2 == 0 {
             for number in 0..ORDERS {
                 let id = format!("{thread}-{number}");
-                assert!(!commit(store, &request(&id, "1"), &id, &["a", "b", "a"]).unwrap().repeated);
+                assert!(
+                    !commit(store, &request(&id, "1"), &id, &["a", "b", "a"]).unwrap().repeated
+                );
             }
         }
         let broker = Broker { came: &came, seed: Seed::new(round * 100 + thread as u64) };
@@ -240,7 +295,11 @@ where
     let places: BTreeMap<&EventId, (&OrderingKey, u64, DeliveryState)> = rows
         .iter()
         .filter_map(|stored| {
-            if let Record::Outbox(id, row) = &stored.record { Some((id, (&row.lane, row.sequence, row.state))) } else { None }
+            if let Record::Outbox(id, row) = &stored.record {
+                Some((id, (&row.lane, row.sequence, row.state)))
+            } else {
+                None
+            }
         })
         .collect();
     for id in &came {
@@ -250,12 +309,16 @@ where
         }
     }
     assert_eq!(seen.len(), places.len(), "P3: every event came");
-    assert!(places.values().all(|(.., state)| matches!(state, DeliveryState::Confirmed(_))), "P3: and is confirmed");
+    assert!(
+        places.values().all(|(.., state)| matches!(state, DeliveryState::Confirmed(_))),
+        "P3: and is confirmed"
+    );
     for (lane, sequences) in first {
         assert!(sequences.is_sorted(), "P4: in {lane} they came first in the order {sequences:?}");
     }
     STALE.fetch_add(counters.iter().map(|counters| counters.stale).sum(), Ordering::Relaxed);
-    let confirmed: u64 = counters.iter().map(|counters| counters.confirmed).sum::<u64>() + relay.machine().counters().confirmed;
+    let confirmed: u64 = counters.iter().map(|counters| counters.confirmed).sum::<u64>()
+        + relay.machine().counters().confirmed;
     assert_eq!(confirmed, places.len() as u64, "P6: each event was settled by one holder");
 }
 
@@ -278,10 +341,15 @@ fn message(number: usize) -> Message {
         headers: twobox::Headers::new(),
         body: Body::text("body").unwrap(),
     };
-    Message { event, place: twobox::Place { begun: Millis::new(0), sequence: 1, after: 0 }, attempt: 1 }
+    Message {
+        event,
+        place: twobox::Place { begun: Millis::new(0), sequence: 1, after: 0 },
+        attempt: 1,
+    }
 }
 
-/// P5: handlers panic after they have written; that is rolled back, the others go on, and each event is applied once in the end.
+/// P5: handlers panic after they have written; that is rolled back, the others go on, and each
+/// event is applied once in the end.
 fn panics<S: Store + Sync>(store: &S, round: u64)
 where
     S::Error: Debug + Send,
@@ -297,7 +365,12 @@ where
                 let fails = seed.coin();
                 let received = catch_unwind(AssertUnwindSafe(|| {
                     inbox.receive(&message(number), NOW, |tx, _| {
-                        let other = Request::new("handler", format!("{thread}-{number}"), Fingerprint::of_bytes(b"")).unwrap();
+                        let other = Request::new(
+                            "handler",
+                            format!("{thread}-{number}"),
+                            Fingerprint::of_bytes(b""),
+                        )
+                        .unwrap();
                         tx.run(Register::new(&other)).unwrap();
                         if fails {
                             panic::resume_unwind(Box::new("the handler panics"));
@@ -328,7 +401,11 @@ where
     let rows = rows(store);
     let of = |table| rows.iter().filter(|stored| stored.record.table() == table).count();
     let counts = (of(Table::Inbox), of(Table::Effects), of(Table::Requests));
-    assert_eq!(counts, (EVENTS, EVENTS, EVENTS), "P5: what a handler wrote before it panicked was rolled back");
+    assert_eq!(
+        counts,
+        (EVENTS, EVENTS, EVENTS),
+        "P5: what a handler wrote before it panicked was rolled back"
+    );
 }
 
 #[test]

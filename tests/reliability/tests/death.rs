@@ -1,5 +1,5 @@
-//! Real death: processes that are killed while they work on real files. What they were told is there, nothing is there twice, the order holds
-//! (P2 to P5, P8).
+//! Real death: processes that are killed while they work on real files. What they were told is
+//! there, nothing is there twice, the order holds (P2 to P5, P8).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,14 +24,27 @@ struct Victim {
 }
 
 impl Victim {
-    fn start(role: &str, mode: &str, folder: &Path, round: u64, orders: std::ops::Range<usize>) -> Self {
+    fn start(
+        role: &str,
+        mode: &str,
+        folder: &Path,
+        round: u64,
+        orders: std::ops::Range<usize>,
+    ) -> Self {
         let arguments = [round.to_string(), orders.start.to_string(), orders.end.to_string()];
         let mut command = Command::new(env!("CARGO_BIN_EXE_victim"));
-        command.args([role, mode]).arg(folder).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args([role, mode])
+            .arg(folder)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         let (line, lines) = mpsc::channel();
-        thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|text| line.send(text)));
+        thread::spawn(move || {
+            out.lines().map_while(Result::ok).try_for_each(|text| line.send(text))
+        });
         Self { name: format!("{role} of round {round}"), child, lines, told: Vec::new() }
     }
 
@@ -41,7 +54,9 @@ impl Victim {
             match self.lines.recv_timeout(PATIENCE) {
                 Ok(line) => self.told.push(line),
                 Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => panic!("{} hangs after {:?}", self.name, self.told.last()),
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("{} hangs after {:?}", self.name, self.told.last())
+                }
             }
         }
     }
@@ -49,7 +64,8 @@ impl Victim {
     /// Listens for so long, and kills it.
     fn kill_after(&mut self, time: Duration) {
         let end = Instant::now() + time;
-        while let Ok(line) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        while let Ok(line) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
             self.told.push(line);
         }
         self.child.kill().unwrap();
@@ -61,7 +77,12 @@ impl Victim {
     fn finish(&mut self) {
         drop(self.child.stdin.take());
         self.listen(usize::MAX);
-        assert!(self.child.wait().unwrap().success(), "{} failed after {:?}", self.name, self.told.last());
+        assert!(
+            self.child.wait().unwrap().success(),
+            "{} failed after {:?}",
+            self.name,
+            self.told.last()
+        );
     }
 
     fn placed(&self) -> impl Iterator<Item = String> {
@@ -87,7 +108,8 @@ fn assert_told(told: &BTreeSet<String>, found: &Found, when: &str) {
     assert!(missing.is_empty(), "told and not there, {when}: {missing:?}");
 }
 
-/// What is in copies of the files of a shop that is dead: the files themselves are repaired by the next process.
+/// What is in copies of the files of a shop that is dead: the files themselves are repaired by the
+/// next process.
 fn look_at_copies(folder: &Path) -> Found {
     let copies = folder.join("copies");
     fs::create_dir_all(&copies).unwrap();
@@ -128,7 +150,11 @@ fn kill_a_shop(rounds: u64, seed: &mut Seed, killed: &mut Killed) {
             let lines = 1 + seed.below(24);
             victim.listen(lines);
         }
-        victim.kill_after(if round % 5 > 0 { Duration::from_micros(seed.below(8_000) as u64) } else { Duration::ZERO });
+        victim.kill_after(if round % 5 > 0 {
+            Duration::from_micros(seed.below(8_000) as u64)
+        } else {
+            Duration::ZERO
+        });
         killed.kills += 1;
         killed.early += u64::from(victim.told.is_empty());
         killed.relayed += u64::from(victim.applied().next().is_some());
@@ -139,10 +165,13 @@ fn kill_a_shop(rounds: u64, seed: &mut Seed, killed: &mut Killed) {
             assert!(found.applied.contains(&id), "{id} was applied, and is not in round {round}");
         }
         killed.unknown += found.orders.len() - told.len();
-        // P1, P8: what was under way is done again, whether it was committed or not; then we are told of it.
+        // P1, P8: what was under way is done again, whether it was committed or not; then we are
+        // told of it.
         let under_way = format!("r{round}-{}", victim.placed().count());
         let store = shop::open(&folder.join("sender.redb"), Mode::Alone).unwrap();
-        let repeated = shop::place(&store, &under_way, victim.placed().count(), twobox::Millis::new(0)).unwrap();
+        let repeated =
+            shop::place(&store, &under_way, victim.placed().count(), twobox::Millis::new(0))
+                .unwrap();
         assert_eq!(repeated, found.orders.contains(&under_way), "{under_way}");
         told.insert(under_way);
         assert_eq!(told, Found::sent(&mut store.view().unwrap()).unwrap().0.orders);
@@ -152,7 +181,11 @@ fn kill_a_shop(rounds: u64, seed: &mut Seed, killed: &mut Killed) {
     told.extend(last.placed());
     let found = look_at_copies(folder);
     assert_eq!(found.orders, told);
-    assert_eq!((found.pending, found.applied.len()), (0, told.len() * EVENTS), "P3: everything is delivered at the end");
+    assert_eq!(
+        (found.pending, found.applied.len()),
+        (0, told.len() * EVENTS),
+        "P3: everything is delivered at the end"
+    );
     killed.told += told.len();
     killed.effects += found.applied.len();
 }
@@ -175,7 +208,8 @@ fn a_shop_is_killed_again_and_again() {
     assert!(early > 0 && relayed > 0, "it must be killed in all of its work");
 }
 
-/// P2 to P5 with two senders and a relay on one file at once, in processes of their own, one of which is killed: redb's `MultiWriter`.
+/// P2 to P5 with two senders and a relay on one file at once, in processes of their own, one of
+/// which is killed: redb's `MultiWriter`.
 #[test]
 fn many_processes_write_one_file() {
     let started = Instant::now();
@@ -187,7 +221,8 @@ fn many_processes_write_one_file() {
         let path = folder.path().join("store.redb");
         RedbStore::create(&path).unwrap().close().unwrap();
         let start = |role, number| Victim::start(role, "many", folder.path(), number, 0..orders);
-        let mut victims = [start("sender", 1), start("sender", 2), start("relay", 3), start("relay", 3)];
+        let mut victims =
+            [start("sender", 1), start("sender", 2), start("relay", 3), start("relay", 3)];
         let doomed = round % 5;
         if let Some(victim) = victims.get_mut(doomed) {
             victim.listen(1 + seed.below(5));
@@ -206,8 +241,15 @@ fn many_processes_write_one_file() {
         let store = RedbStore::open(&path).unwrap();
         let found = Found::of(&store, &store).unwrap();
         assert_told(&told, &found, &format!("after round {round}"));
-        assert!(found.orders.len() <= told.len() + 1, "only the order under way may be there untold");
-        assert_eq!((found.pending, found.applied.len()), (0, found.orders.len() * EVENTS), "round {round}");
+        assert!(
+            found.orders.len() <= told.len() + 1,
+            "only the order under way may be there untold"
+        );
+        assert_eq!(
+            (found.pending, found.applied.len()),
+            (0, found.orders.len() * EVENTS),
+            "round {round}"
+        );
         total += found.orders.len();
     }
     println!(
@@ -217,7 +259,8 @@ fn many_processes_write_one_file() {
     );
 }
 
-/// A reader in another process sees whole commits only, and all that were told before it looked (P2, P3).
+/// A reader in another process sees whole commits only, and all that were told before it looked
+/// (P2, P3).
 #[test]
 fn another_process_reads_meanwhile() {
     let started = Instant::now();
@@ -249,5 +292,9 @@ fn another_process_reads_meanwhile() {
     let store = shop::open(&folder.join("sender.redb"), Mode::Alone).unwrap();
     let (found, _, _) = Found::sent(&mut store.view().unwrap()).unwrap();
     assert_told(&victim.placed().collect(), &found, "after the repair");
-    println!("one writes, one reads: {looks} views while {} orders were placed; {:.1?}", found.orders.len(), started.elapsed());
+    println!(
+        "one writes, one reads: {looks} views while {} orders were placed; {:.1?}",
+        found.orders.len(),
+        started.elapsed()
+    );
 }

@@ -1,5 +1,5 @@
-//! Hostile bytes: whatever stands in a row, an index entry, a JSON document or a database file, the answer is right or an error, never a panic and
-//! never a changed row (P1 to P5).
+//! Hostile bytes: whatever stands in a row, an index entry, a JSON document or a database file, the
+//! answer is right or an error, never a panic and never a changed row (P1 to P5).
 
 // A helper that cannot go on has found a failure, as a test has; and what was counted is printed.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
@@ -37,7 +37,8 @@ fn quiet() {
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
-    let mut paths: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     assert!(!paths.is_empty(), "there is no corpus in {}", folder.display());
     paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
@@ -72,7 +73,8 @@ fn replay(target: &str, mutations: usize, run: impl Fn(&[u8])) {
     let started = Instant::now();
     let corpus = corpus(target);
     for (path, bytes) in &corpus {
-        catch_unwind(AssertUnwindSafe(|| run(bytes))).unwrap_or_else(|_| panic!("{}", path.display()));
+        catch_unwind(AssertUnwindSafe(|| run(bytes)))
+            .unwrap_or_else(|_| panic!("{}", path.display()));
     }
     let mut seed = Seed::new(1);
     for number in 0..mutations {
@@ -80,9 +82,14 @@ fn replay(target: &str, mutations: usize, run: impl Fn(&[u8])) {
         for _change in 0..1 + seed.below(4) {
             mutate(&mut bytes, &corpus, &mut seed);
         }
-        catch_unwind(AssertUnwindSafe(|| run(&bytes))).unwrap_or_else(|_| panic!("{target}: mutation {number}: {bytes:?}"));
+        catch_unwind(AssertUnwindSafe(|| run(&bytes)))
+            .unwrap_or_else(|_| panic!("{target}: mutation {number}: {bytes:?}"));
     }
-    println!("hostile bytes, {target}: {} of the corpus, {mutations} mutations; {:.1?}", corpus.len(), started.elapsed());
+    println!(
+        "hostile bytes, {target}: {} of the corpus, {mutations} mutations; {:.1?}",
+        corpus.len(),
+        started.elapsed()
+    );
 }
 
 #[test]
@@ -106,20 +113,26 @@ fn files() {
     replay("file", if long() { 20_000 } else { 100 }, |bytes| hostile::file(bytes, &good));
 }
 
-const STALE: &str =
-    "the format has changed: run `cargo test -p twobox-reliability --test hostile -- --ignored` and review the corpus";
+const STALE: &str = "the format has changed: run `cargo test -p twobox-reliability --test hostile -- --ignored` and review the corpus";
 
-/// The corpus has a row of each table and an entry of each kind; otherwise the mutations would begin with nothing.
+/// The corpus has a row of each table and an entry of each kind; otherwise the mutations would
+/// begin with nothing.
 #[test]
 fn the_corpus_is_read() {
     let mut read = BTreeMap::new();
     for (_, bytes) in corpus("row") {
         let [table, length, rest @ ..] = &bytes[..] else { continue };
         let (key, value) = rest.split_at((*length).into());
-        read.insert(*table, codec::decode(twobox::Table::ALL[usize::from(*table)], key, value).expect(STALE));
+        read.insert(
+            *table,
+            codec::decode(twobox::Table::ALL[usize::from(*table)], key, value).expect(STALE),
+        );
     }
     assert_eq!(read.len(), twobox::Table::ALL.len());
-    let entries: Vec<_> = corpus("index_entry").iter().map(|(_, bytes)| codec::decode_index_entry(bytes).expect(STALE)).collect();
+    let entries: Vec<_> = corpus("index_entry")
+        .iter()
+        .map(|(_, bytes)| codec::decode_index_entry(bytes).expect(STALE))
+        .collect();
     assert!(entries.len() >= 3);
     assert!(corpus("json").iter().any(|(_, bytes)| twobox::Fingerprint::of_json(bytes).is_ok()));
 }
@@ -134,7 +147,9 @@ fn write_the_corpus() {
         fs::write(folder.join(target).join(name), bytes).unwrap();
     };
     let mut all = Vec::new();
-    drop(life::live(&Disk::default(), RedbOptions::new(), 0, &mut |_, store| all.extend(Contents::of(store).unwrap().rows)));
+    drop(life::live(&Disk::default(), RedbOptions::new(), 0, &mut |_, store| {
+        all.extend(Contents::of(store).unwrap().rows)
+    }));
     // The longest row of a table, but for those with a large body, has the most in it.
     all.sort_by_cached_key(|stored: &Stored| {
         let mut value = Vec::new();
@@ -154,7 +169,11 @@ fn write_the_corpus() {
             write("index_entry", ["due", "pending", "dead"][usize::from(bytes[0]) - 1], &bytes);
         }
     }
-    write("json", "object", r#"{"item":"caf\u00e9","quantity":2.0,"tags":[true,null,-1e-7,""]}"#.as_bytes());
+    write(
+        "json",
+        "object",
+        r#"{"item":"caf\u00e9","quantity":2.0,"tags":[true,null,-1e-7,""]}"#.as_bytes(),
+    );
     write("json", "twice", br#"{"a":1,"a":2}"#);
     write("json", "doubles", b"[9007199254740993.0, 900719925440992e4, 1e20]");
     write("json", "large", b"[9007199254740992, 9007199254740993, 1e400]");
@@ -190,8 +209,14 @@ fn name(error: &RedbError) -> &'static str {
     }
 }
 
-/// Flips a bit in bytes of a file, so many bytes apart, in two threads; what the file says must be right, or an error.
-fn flip(what: &str, good: &[u8], stride: usize, check: impl Fn(usize, &[u8]) -> Result<(), RedbError> + Sync) {
+/// Flips a bit in bytes of a file, so many bytes apart, in two threads; what the file says must be
+/// right, or an error.
+fn flip(
+    what: &str,
+    good: &[u8],
+    stride: usize,
+    check: impl Fn(usize, &[u8]) -> Result<(), RedbError> + Sync,
+) {
     quiet();
     let started = Instant::now();
     let half = |parity: usize| {
@@ -204,7 +229,9 @@ fn flip(what: &str, good: &[u8], stride: usize, check: impl Fn(usize, &[u8]) -> 
             let bit = 1 << (Seed::new(place as u64).below(8));
             bytes[place] ^= bit;
             let checked = catch_unwind(AssertUnwindSafe(|| check(place, &bytes)));
-            match checked.unwrap_or_else(|_| panic!("{what}: a panic, with bit {bit:#x} of byte {place} flipped")) {
+            match checked.unwrap_or_else(|_| {
+                panic!("{what}: a panic, with bit {bit:#x} of byte {place} flipped")
+            }) {
                 Ok(()) => flips.right += 1,
                 Err(error) => *flips.refused.entry(name(&error)).or_default() += 1,
             }
@@ -217,7 +244,10 @@ fn flip(what: &str, good: &[u8], stride: usize, check: impl Fn(usize, &[u8]) -> 
         threads.map(|thread| thread.join().unwrap())
     });
     flips.right += other.right;
-    other.refused.into_iter().for_each(|(name, count)| *flips.refused.entry(name).or_default() += count);
+    other
+        .refused
+        .into_iter()
+        .for_each(|(name, count)| *flips.refused.entry(name).or_default() += count);
     let refused: usize = flips.refused.values().sum();
     println!(
         "hostile bytes, {what} of {} bytes: {} flips, {} with the right answer, {refused} refused {:?}; {:.1?}",
@@ -254,7 +284,10 @@ fn bits_flip_in_a_closed_file() {
 fn unclosed(options: RedbOptions) -> (Vec<u8>, Contents, Contents) {
     let disk = Disk::recording(Vec::new());
     let mut told: Vec<Contents> = Vec::new();
-    drop(life::live(&disk, options, 0, &mut |_, store| told.push(Contents::of(store).unwrap())).store);
+    drop(
+        life::live(&disk, options, 0, &mut |_, store| told.push(Contents::of(store).unwrap()))
+            .store,
+    );
     let (record, effort) = (disk.record(), Effort { exhaustive: 0, sampled: 0, torn: 0 });
     let mut left = Vec::new();
     cuts::<()>(&[], &record[..record.len() * 3 / 4], effort, |Cut { bytes, .. }| {
@@ -267,8 +300,9 @@ fn unclosed(options: RedbOptions) -> (Vec<u8>, Contents, Contents) {
     (left, expected, told[last - 1].clone())
 }
 
-/// In a store that was not closed, and is repaired when it is opened. What damages the last commit cannot be told from a power loss in the middle of
-/// it, which undoes it as a whole; anything else is an error.
+/// In a store that was not closed, and is repaired when it is opened. What damages the last commit
+/// cannot be told from a power loss in the middle of it, which undoes it as a whole; anything else
+/// is an error.
 #[test]
 fn bits_flip_in_a_file_to_be_repaired() {
     let (left, expected, before) = unclosed(RedbOptions::new());
@@ -286,38 +320,53 @@ fn bits_flip_in_a_file_to_be_repaired() {
         Verdict::Refused(error) => Err(error),
         Verdict::Wrong(what) => panic!("byte {place}: {what}"),
     });
-    println!("hostile bytes, a file to be repaired: the last commit was undone after {} flips", undone.into_inner());
+    println!(
+        "hostile bytes, a file to be repaired: the last commit was undone after {} flips",
+        undone.into_inner()
+    );
 }
 
-/// In a shared store that was not closed. It commits in two phases, so that the last commit cannot be undone by damage.
+/// In a shared store that was not closed. It commits in two phases, so that the last commit cannot
+/// be undone by damage.
 #[test]
 fn bits_flip_in_a_shared_file_to_be_repaired() {
     let (left, expected, _) = unclosed(RedbOptions::new().shared(true));
     let stride = if long() { 7 } else { 8_209 };
-    flip("a shared file to be repaired", &left, stride, |place, bytes| opened_right(bytes, &expected, place));
+    flip("a shared file to be repaired", &left, stride, |place, bytes| {
+        opened_right(bytes, &expected, place)
+    });
 }
 
-/// A reader cannot verify a file before it reads. Rows may be missing from what it finds, and where damage leads to a page that is no longer in use, it finds
-/// rows as they once were; but none that never was.
+/// A reader cannot verify a file before it reads. Rows may be missing from what it finds, and where
+/// damage leads to a page that is no longer in use, it finds rows as they once were; but none that
+/// never was.
 #[test]
 fn bits_flip_under_a_reader() {
     let good = hostile::good_file();
     let Verdict::Opened(expected) = hostile::open(&good) else { panic!("the good file is none") };
     // All rows of all times.
     let mut ever: Vec<Stored> = Vec::new();
-    drop(life::live(&Disk::default(), RedbOptions::new(), 0, &mut |_, store| ever.extend(Contents::of(store).unwrap().rows)));
+    drop(life::live(&Disk::default(), RedbOptions::new(), 0, &mut |_, store| {
+        ever.extend(Contents::of(store).unwrap().rows)
+    }));
     let folder = tempfile::tempdir().unwrap();
     let stride = if long() { 3 } else { 8_209 };
     let (missing, stale) = (AtomicUsize::new(0), AtomicUsize::new(0));
     flip("a file under a reader", &good, stride, |place, bytes| {
         let path = folder.path().join(format!("{:?}", thread::current().id()));
         if fs::metadata(&path).is_ok_and(|there| there.len() == bytes.len() as u64) {
-            fs::File::options().write(true).open(&path)?.write_all_at(&bytes[place..=place], place as u64)?;
+            fs::File::options()
+                .write(true)
+                .open(&path)?
+                .write_all_at(&bytes[place..=place], place as u64)?;
         } else {
             fs::write(&path, bytes)?;
         }
         let read = RedbReader::open(&path).and_then(|reader| tables::rows(&mut reader.view()?));
-        fs::File::options().write(true).open(&path)?.write_all_at(&good[place..=place], place as u64)?;
+        fs::File::options()
+            .write(true)
+            .open(&path)?
+            .write_all_at(&good[place..=place], place as u64)?;
         let read = read?;
         let changed = read.iter().find(|row| !expected.rows.contains(row) && !ever.contains(row));
         assert!(changed.is_none(), "byte {place}: a changed row: {changed:?}");

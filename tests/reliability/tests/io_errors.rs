@@ -1,5 +1,6 @@
-//! I/O errors at every call of the disk: a typed error, no panic and no lie. What was told is there, what failed before its commit is not (P1 to
-//! P8), and a store that has met an error does no more before it is opened again.
+//! I/O errors at every call of the disk: a typed error, no panic and no lie. What was told is
+//! there, what failed before its commit is not (P1 to P8), and a store that has met an error does
+//! no more before it is opened again.
 
 use std::time::Instant;
 
@@ -17,7 +18,8 @@ struct Counts {
     opening: usize,
     before_commit: usize,
     in_commit: usize,
-    /// Faults that nobody was told of, since the disk was only to be used better, or was being closed.
+    /// Faults that nobody was told of, since the disk was only to be used better, or was being
+    /// closed.
     silent: usize,
     recovered: usize,
 }
@@ -69,22 +71,34 @@ fn fail(whole: &Whole, options: RedbOptions, fault: Fault, counts: &mut Counts) 
         return;
     }
     let check = |found: &Contents, when: &str| {
-        let state = whole.state(told, found).unwrap_or_else(|wrong| panic!("{wrong}, {when}: {case}"));
+        let state =
+            whole.state(told, found).unwrap_or_else(|wrong| panic!("{wrong}, {when}: {case}"));
         let same = whole.told[told - 1].1 == *found;
-        assert!(same || open_end, "what failed before its commit is there: {state}, {when}: {case}");
+        assert!(
+            same || open_end,
+            "what failed before its commit is there: {state}, {when}: {case}"
+        );
     };
     if let (Some(store), Some(_)) = (&ended.store, &ended.trouble) {
         // It shows what is committed, or nothing; and it writes no more.
         if let Ok(found) = Contents::of(store) {
             check(&found, "in the failed store");
         }
-        let request = Request::new("customer-7", "after the fault", Fingerprint::of([("item", "pen")])).unwrap();
-        let refused = store.run(Register::new(&request), Millis::new(0)).expect_err("a failed store goes on");
-        assert!(matches!(refused, twobox::RunError::Store(RedbError::Stopped | RedbError::Io(_))), "{refused:?}: {case}");
+        let request =
+            Request::new("customer-7", "after the fault", Fingerprint::of([("item", "pen")]))
+                .unwrap();
+        let refused =
+            store.run(Register::new(&request), Millis::new(0)).expect_err("a failed store goes on");
+        assert!(
+            matches!(refused, twobox::RunError::Store(RedbError::Stopped | RedbError::Io(_))),
+            "{refused:?}: {case}"
+        );
     }
     drop(ended.store);
     let mut seed = Seed::new(fault.at);
-    for (bytes, when) in [(disk.bytes(), "after a restart"), (disk.after_cut(&mut seed), "after a cut of the power")] {
+    for (bytes, when) in
+        [(disk.bytes(), "after a restart"), (disk.after_cut(&mut seed), "after a cut of the power")]
+    {
         let reopened = options.open_on(Disk::of(bytes.clone()));
         let store = reopened.unwrap_or_else(|error| panic!("{error}, {when}: {case}"));
         check(&contents(&store), when);
@@ -102,7 +116,10 @@ fn calls_of_the_disk_fail() {
     // With next to no cache, so that it reads much, and writes before it commits.
     let options = options().cache_bytes(16 << 10);
     let whole = whole(options);
-    let quiet = Disk::failing(Vec::new(), Fault { at: u64::MAX, failure: Failure::Nothing, lasting: false });
+    let quiet = Disk::failing(
+        Vec::new(),
+        Fault { at: u64::MAX, failure: Failure::Nothing, lasting: false },
+    );
     drop(life::live(&quiet, options, 0, &mut |_, _| {}));
     let (calls, _) = quiet.calls();
     let mut counts = Counts::default();
@@ -123,5 +140,8 @@ fn calls_of_the_disk_fail() {
          {in_commit} in a commit, {silent} without consequence; {recovered} lives recovered; {:.1?}",
         started.elapsed()
     );
-    assert!(opening > 0 && before_commit > 0 && in_commit > 0, "every kind of end must have been seen");
+    assert!(
+        opening > 0 && before_commit > 0 && in_commit > 0,
+        "every kind of end must have been seen"
+    );
 }

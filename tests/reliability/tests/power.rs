@@ -1,5 +1,5 @@
-//! Power loss: after a cut at any write, what was told is there, what was under way is there as a whole or not at all, and doing the same
-//! again comes to the same end (P1 to P8).
+//! Power loss: after a cut at any write, what was told is there, what was under way is there as a
+//! whole or not at all, and doing the same again comes to the same end (P1 to P8).
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -10,7 +10,8 @@ use twobox_reliability::disk::{Cut, Disk, Effort, Looked, Op, cuts};
 use twobox_reliability::life::{self, Contents};
 use twobox_reliability::seed::long;
 
-/// A life without a fault: what was done to the disk, and what was in the store each time that a commit was told.
+/// A life without a fault: what was done to the disk, and what was in the store each time that a
+/// commit was told.
 pub(crate) struct Whole {
     pub(crate) record: Vec<Op>,
     /// The step and the contents, after the creation and then after each call.
@@ -44,7 +45,8 @@ pub(crate) fn contents(store: &RedbStore) -> Contents {
 pub(crate) fn whole(options: RedbOptions) -> Whole {
     let disk = Disk::recording(Vec::new());
     let mut told = Vec::new();
-    let ended = life::live(&disk, options, 0, &mut |step, store| told.push((step, contents(store))));
+    let ended =
+        life::live(&disk, options, 0, &mut |step, store| told.push((step, contents(store))));
     assert!(ended.trouble.is_none(), "{:?}", ended.trouble);
     let store = ended.store.unwrap();
     let end = End::of(&store);
@@ -53,8 +55,8 @@ pub(crate) fn whole(options: RedbOptions) -> Whole {
 }
 
 impl Whole {
-    /// Which of the states that were told is found, if `told` were told before the fault: the last of them, or the one that was
-    /// under way. Anything else is a broken promise.
+    /// Which of the states that were told is found, if `told` were told before the fault: the last
+    /// of them, or the one that was under way. Anything else is a broken promise.
     pub(crate) fn state(&self, told: usize, found: &Contents) -> Result<usize, String> {
         let is = |state: usize| self.told.get(state).is_some_and(|(_, contents)| contents == found);
         let last = told - 1;
@@ -64,17 +66,28 @@ impl Whole {
             Ok(told)
         } else {
             let states: Vec<usize> = (0..self.told.len()).filter(|state| is(*state)).collect();
-            Err(format!("{told} commits were told; what is found is what was there after those of {states:?}"))
+            Err(format!(
+                "{told} commits were told; what is found is what was there after those of {states:?}"
+            ))
         }
     }
 
     /// Does the same again from what is on a disk, and comes to the same end.
     pub(crate) fn recover(&self, bytes: Vec<u8>, options: RedbOptions, told: usize) {
-        // The step of the first call that was not told; a step that was broken off is done again from its beginning.
+        // The step of the first call that was not told; a step that was broken off is done again
+        // from its beginning.
         let step = self.told.get(told).map_or(self.told[told - 1].0 + 1, |(step, _)| *step);
         let ended = life::live(&Disk::of(bytes), options, step, &mut |_, _| {});
-        assert!(ended.trouble.is_none(), "recovery from {told} told commits, step {step}: {:?}", ended.trouble);
-        assert_eq!(End::of(&ended.store.unwrap()), self.end, "P8: recovery from {told} told commits, step {step}");
+        assert!(
+            ended.trouble.is_none(),
+            "recovery from {told} told commits, step {step}: {:?}",
+            ended.trouble
+        );
+        assert_eq!(
+            End::of(&ended.store.unwrap()),
+            self.end,
+            "P8: recovery from {told} told commits, step {step}"
+        );
     }
 }
 
@@ -91,23 +104,32 @@ struct Counts {
 }
 
 /// Cuts the power in a life, and says what was wrong first.
-fn cut_everywhere(whole: &Whole, record: &[Op], options: RedbOptions, effort: Effort) -> Result<Counts, String> {
+fn cut_everywhere(
+    whole: &Whole,
+    record: &[Op],
+    options: RedbOptions,
+    effort: Effort,
+) -> Result<Counts, String> {
     let mut counts = Counts::default();
     let mut recovered = BTreeSet::new();
     let looked = cuts(&[], record, effort, |Cut { told, bytes }| {
         let disk = Disk::recording(bytes.to_vec());
         let opened = options.open_on(disk.clone());
         if told == 0 {
-            // Nobody was told that there is a store. A half-made one is refused as such; a whole one is empty.
+            // Nobody was told that there is a store. A half-made one is refused as such; a whole
+            // one is empty.
             match opened {
                 Ok(store) => assert_eq!(contents(&store), whole.told[0].1),
-                Err(RedbError::NotRedb { .. } | RedbError::NotTwobox | RedbError::Damaged { .. }) => counts.half_created += 1,
+                Err(
+                    RedbError::NotRedb { .. } | RedbError::NotTwobox | RedbError::Damaged { .. },
+                ) => counts.half_created += 1,
                 Err(error) => return Err(format!("a half-made store: {error}")),
             }
             return Ok(());
         }
         let store = opened.map_err(|error| format!("after {told} told commits: {error}"))?;
-        let found = Contents::of(&store).map_err(|broken| format!("after {told} told commits: {broken}"))?;
+        let found = Contents::of(&store)
+            .map_err(|broken| format!("after {told} told commits: {broken}"))?;
         let state = whole.state(told, &found)?;
         drop(store);
         *(if state == told { &mut counts.kept } else { &mut counts.lost }) += 1;
@@ -118,7 +140,9 @@ fn cut_everywhere(whole: &Whole, record: &[Op], options: RedbOptions, effort: Ef
             // The power is cut again while the store is opened, repaired and closed.
             let effort = Effort { exhaustive: 1, sampled: 1, torn: 1 };
             let again = cuts(bytes, &disk.record(), effort, |Cut { bytes, .. }| {
-                let store = options.open_on(Disk::of(bytes.to_vec())).map_err(|error| format!("cut again: {error}"))?;
+                let store = options
+                    .open_on(Disk::of(bytes.to_vec()))
+                    .map_err(|error| format!("cut again: {error}"))?;
                 assert_eq!(contents(&store), found, "cut again, after {told} told commits");
                 Ok::<(), String>(())
             })?;
@@ -134,7 +158,8 @@ fn power_is_cut(name: &str, options: RedbOptions, short: Effort) {
     let started = Instant::now();
     let whole = whole(options);
     let effort = if long() { Effort { exhaustive: 8, sampled: 24, torn: 6 } } else { short };
-    let counts = cut_everywhere(&whole, &whole.record, options, effort).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let counts = cut_everywhere(&whole, &whole.record, options, effort)
+        .unwrap_or_else(|wrong| panic!("{wrong}"));
     let Counts { looked, kept, lost, half_created, recovered, cut_again } = counts;
     println!(
         "power loss, {name}: {} cuts ({} of them exhaustive, up to {} unsynced writes), {} disks: {kept} with the commit under way, \
@@ -145,7 +170,10 @@ fn power_is_cut(name: &str, options: RedbOptions, short: Effort) {
         looked.disks,
         started.elapsed(),
     );
-    assert!(kept > 0 && lost > 0 && half_created > 0 && recovered > 0, "both ends of a commit must have been seen");
+    assert!(
+        kept > 0 && lost > 0 && half_created > 0 && recovered > 0,
+        "both ends of a commit must have been seen"
+    );
 }
 
 /// P1 to P8, in a store of one process.
@@ -165,8 +193,10 @@ fn power_is_cut_at_every_write_of_a_shared_store() {
 fn a_disk_that_lies_is_noticed() {
     let whole = whole(options());
     let creation = whole.record.iter().position(|op| matches!(op, Op::Told)).unwrap();
-    let lie = |(at, op): (usize, &Op)| (at < creation || !matches!(op, Op::Sync)).then(|| op.clone());
-    let record: Vec<Op> = whole.record.iter().enumerate().filter_map(lie).take(creation + 60).collect();
+    let lie =
+        |(at, op): (usize, &Op)| (at < creation || !matches!(op, Op::Sync)).then(|| op.clone());
+    let record: Vec<Op> =
+        whole.record.iter().enumerate().filter_map(lie).take(creation + 60).collect();
     let effort = Effort { exhaustive: 0, sampled: 4, torn: 0 };
     let wrong = cut_everywhere(&whole, &record, options(), effort).unwrap_err();
     assert!(wrong.contains("told"), "{wrong}");

@@ -1,5 +1,6 @@
-//! What callers of one store are told is so: whoever shares a commit with them, gives up after they have written, panics, or reads alone, and also when
-//! the power fails at the moment of the answer (P1, P2).
+//! What callers of one store are told is so: whoever shares a commit with them, gives up after they
+//! have written, panics, or reads alone, and also when the power fails at the moment of the answer
+//! (P1, P2).
 
 use std::collections::BTreeSet;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
@@ -7,10 +8,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redb::{ConcurrencyMode, Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{
+    ConcurrencyMode, Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction,
+};
 use twobox::{
-    Body, Checked, Claim, CommitOrder, CommitRefused, DeliveryPolicy, Draft, Fingerprint, Key, Load, Millis, OrderId, Owner,
-    Query, Reader, Record, Request, RequestKey, RunError, RunResult, Settle, Store, Stored, Tables, Transaction,
+    Body, Checked, Claim, CommitOrder, CommitRefused, DeliveryPolicy, Draft, Fingerprint, Key,
+    Load, Millis, OrderId, Owner, Query, Reader, Record, Request, RequestKey, RunError, RunResult,
+    Settle, Store, Stored, Tables, Transaction,
 };
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
 use twobox_reliability::disk::{Disk, Failure, Fault};
@@ -29,7 +33,10 @@ const STORES: [Open; 4] = [
     |disk| RedbOptions::new().sync_deliveries(false).create_on(disk).unwrap(),
     |disk| RedbOptions::new().shared(true).sync_deliveries(false).create_on(disk).unwrap(),
     |disk| {
-        let database = Database::builder().set_concurrency_mode(ConcurrencyMode::MultiWriter).create_with_backend(disk).unwrap();
+        let database = Database::builder()
+            .set_concurrency_mode(ConcurrencyMode::MultiWriter)
+            .create_with_backend(disk)
+            .unwrap();
         RedbOptions::new().sync_deliveries(false).with_database(database).unwrap()
     },
 ];
@@ -82,12 +89,16 @@ impl Caller<'_> {
         let quantity = ["1", "2"][self.seed.below(2)];
         let fact = match self.seed.below(9) {
             0 => {
-                assert!(!self.store.run(order(&request(own, quantity), own), now).unwrap().repeated);
+                assert!(
+                    !self.store.run(order(&request(own, quantity), own), now).unwrap().repeated
+                );
                 Fact::Placed(own.to_string(), quantity)
             }
             1 | 2 => match self.store.run(order(&request(&shared, quantity), &shared), now) {
                 Ok(_) => Fact::Placed(shared, quantity),
-                Err(RunError::Refused(CommitRefused::ParametersDiffer(_))) => Fact::Bound(shared, quantity),
+                Err(RunError::Refused(CommitRefused::ParametersDiffer(_))) => {
+                    Fact::Bound(shared, quantity)
+                }
                 Err(error) => panic!("{error}"),
             },
             3 => {
@@ -95,8 +106,9 @@ impl Caller<'_> {
                 Fact::Absent(own.to_string())
             }
             4 => {
-                let gone =
-                    catch_unwind(AssertUnwindSafe(|| self.give_up(own, now, || panic::resume_unwind(Box::new("a panic")))));
+                let gone = catch_unwind(AssertUnwindSafe(|| {
+                    self.give_up(own, now, || panic::resume_unwind(Box::new("a panic")))
+                }));
                 assert!(gone.is_err());
                 Fact::Absent(own.to_string())
             }
@@ -160,7 +172,8 @@ impl Caller<'_> {
     /// Claims something, and confirms it or not. This may be lost.
     fn deliver(&mut self, now: Millis) {
         let policy = Checked::<DeliveryPolicy>::default();
-        let claim = Claim::new(&policy, Owner::new("relay").unwrap(), Duration::from_secs(1), 2).unwrap();
+        let claim =
+            Claim::new(&policy, Owner::new("relay").unwrap(), Duration::from_secs(1), 2).unwrap();
         let claimed = self.store.run(claim, now).unwrap();
         if self.seed.coin() {
             let confirmed = claimed.runs.into_iter().map(|run| RunResult {
@@ -182,10 +195,16 @@ fn check(store: &RedbStore, told: &[Fact]) -> Vec<Stored> {
         .unwrap()
         .open_table(YOURS)
         .map_or(0, |table| table.get(()).unwrap().map_or(0, |found| found.value()));
-    let find = |key: Key| rows.iter().find(|stored| stored.record.key() == key).map(|stored| &stored.record);
+    let find = |key: Key| {
+        rows.iter().find(|stored| stored.record.key() == key).map(|stored| &stored.record)
+    };
     let there = |name: &String| find(Key::Order(OrderId::new(name).unwrap())).is_some();
-    let has = |name: &String, quantity: &str| match find(Key::Request(RequestKey::new("customer-7", name).unwrap())) {
-        Some(Record::Request(_, row)) => row.fingerprint == Fingerprint::of([("quantity", quantity)]),
+    let has = |name: &String, quantity: &str| match find(Key::Request(
+        RequestKey::new("customer-7", name).unwrap(),
+    )) {
+        Some(Record::Request(_, row)) => {
+            row.fingerprint == Fingerprint::of([("quantity", quantity)])
+        }
         _ => panic!("the request {name} is gone"),
     };
     for fact in told {
@@ -201,7 +220,8 @@ fn check(store: &RedbStore, told: &[Fact]) -> Vec<Stored> {
     rows
 }
 
-/// Some threads do things at random; says how often work was run again, and how many cuts were looked at.
+/// Some threads do things at random; says how often work was run again, and how many cuts were
+/// looked at.
 fn round(open: Open, round: u64) -> (usize, usize) {
     let never = Fault { at: u64::MAX, failure: Failure::Nothing, lasting: false };
     let disk = Disk::failing(Vec::new(), never);
@@ -215,14 +235,19 @@ fn round(open: Open, round: u64) -> (usize, usize) {
             for step in 0..STEPS {
                 caller.step(&format!("{thread}-{step}"), Millis::new(1_000 + 1_000 * step as u64));
                 // Above all after answers that may follow from what somebody else has just written.
-                if matches!(caller.told.last(), Some(Fact::Seen(_) | Fact::Bound(..))) || caller.seed.below(8) == 0 {
+                if matches!(caller.told.last(), Some(Fact::Seen(_) | Fact::Bound(..)))
+                    || caller.seed.below(8) == 0
+                {
                     cuts.push((disk.after_cut(&mut caller.seed), caller.told.len()));
                 }
             }
             (caller.told, caller.again, cuts)
         };
         let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || run(thread))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
+            .collect()
     });
     let mut looked = 0;
     for (told, _, cuts) in &callers {
@@ -233,11 +258,18 @@ fn round(open: Open, round: u64) -> (usize, usize) {
     }
     let told: Vec<Fact> = callers.iter().flat_map(|(told, ..)| told.iter().cloned()).collect();
     let rows = check(&store, &told);
-    let placed: BTreeSet<_> =
-        told.iter().filter_map(|fact| if let Fact::Placed(name, _) = fact { Some(name) } else { None }).collect();
-    assert_eq!(rows.iter().filter(|stored| matches!(stored.record, Record::Order(..))).count(), placed.len());
-    let mut counted: Vec<_> =
-        told.iter().filter_map(|fact| if let Fact::Counted(number) = fact { Some(*number) } else { None }).collect();
+    let placed: BTreeSet<_> = told
+        .iter()
+        .filter_map(|fact| if let Fact::Placed(name, _) = fact { Some(name) } else { None })
+        .collect();
+    assert_eq!(
+        rows.iter().filter(|stored| matches!(stored.record, Record::Order(..))).count(),
+        placed.len()
+    );
+    let mut counted: Vec<_> = told
+        .iter()
+        .filter_map(|fact| if let Fact::Counted(number) = fact { Some(*number) } else { None })
+        .collect();
     counted.sort_unstable();
     assert!(counted.iter().copied().eq(1..=counted.len() as u64), "{counted:?}");
     (callers.iter().map(|(_, again, _)| again).sum(), looked)
@@ -274,7 +306,8 @@ fn what_callers_are_told_is_so() {
 /// What a thread of [`callers_of_a_failing_disk`] was told, and how it ended.
 type Told = (Vec<Fact>, Option<RunError<RedbError, CommitRefused>>);
 
-/// Places orders of its own and shared ones, and sometimes gives up after that, until the store fails.
+/// Places orders of its own and shared ones, and sometimes gives up after that, until the store
+/// fails.
 fn until_it_fails(store: &RedbStore, thread: usize, seed: &mut Seed) -> Told {
     let mut told = Vec::new();
     for step in 0..8 {
@@ -308,8 +341,8 @@ fn until_it_fails(store: &RedbStore, thread: usize, seed: &mut Seed) -> Told {
     (told, None)
 }
 
-/// P8: callers share the failure of a disk as they share its commits. What each was told before and by the error itself is so, after the
-/// failure and after a cut of the power.
+/// P8: callers share the failure of a disk as they share its commits. What each was told before and
+/// by the error itself is so, after the failure and after a cut of the power.
 #[test]
 fn callers_of_a_failing_disk() {
     let empty = Disk::default();
@@ -321,22 +354,43 @@ fn callers_of_a_failing_disk() {
             for at in (0..400).step_by(if long() { 1 } else { 16 }) {
                 let disk = Disk::failing(start.clone(), Fault { at, failure, lasting });
                 // It may fail at once.
-                let Ok(store) = RedbOptions::new().cache_bytes(0).open_on(disk.clone()) else { continue };
+                let Ok(store) = RedbOptions::new().cache_bytes(0).open_on(disk.clone()) else {
+                    continue;
+                };
                 let callers: Vec<Told> = thread::scope(|scope| {
                     let store = &store;
-                    let run = move |thread: usize| until_it_fails(store, thread, &mut Seed::new(at * 10 + thread as u64));
-                    let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || run(thread))).collect();
-                    threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))).collect()
+                    let run = move |thread: usize| {
+                        until_it_fails(store, thread, &mut Seed::new(at * 10 + thread as u64))
+                    };
+                    let threads: Vec<_> =
+                        (0..4).map(|thread| scope.spawn(move || run(thread))).collect();
+                    threads
+                        .into_iter()
+                        .map(|thread| {
+                            thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+                        })
+                        .collect()
                 });
-                failed += callers.iter().filter(|(_, error)| matches!(error, Some(RunError::Store(_)))).count();
-                unknown += callers.iter().filter(|(_, error)| matches!(error, Some(RunError::Unknown(_)))).count();
+                failed += callers
+                    .iter()
+                    .filter(|(_, error)| matches!(error, Some(RunError::Store(_))))
+                    .count();
+                unknown += callers
+                    .iter()
+                    .filter(|(_, error)| matches!(error, Some(RunError::Unknown(_))))
+                    .count();
                 let told: Vec<Fact> = callers.into_iter().flat_map(|(told, _)| told).collect();
-                check(&RedbStore::open_on(Disk::of(disk.after_cut(&mut Seed::new(at)))).unwrap(), &told);
+                check(
+                    &RedbStore::open_on(Disk::of(disk.after_cut(&mut Seed::new(at)))).unwrap(),
+                    &told,
+                );
                 drop(store);
                 check(&RedbStore::open_on(Disk::of(disk.bytes())).unwrap(), &told);
             }
         }
     }
-    println!("told: {failed} callers of a failing disk learned that nothing was changed, {unknown} that nobody knows");
+    println!(
+        "told: {failed} callers of a failing disk learned that nothing was changed, {unknown} that nobody knows"
+    );
     assert!(failed > 0 && unknown > 0);
 }

@@ -1,4 +1,5 @@
-//! The life of 2,560 orders, for a profiler: `phases CONTENDER BATCH BYTES`, with the phases as functions of their own.
+//! The life of 2,560 orders, for a profiler: `phases CONTENDER BATCH BYTES`, with the phases as
+//! functions of their own.
 //!
 //! ```text
 //! valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*drain_phase*' target/release/phases twobox 256 100

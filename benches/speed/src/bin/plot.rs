@@ -20,14 +20,23 @@ fn main() -> Done {
     std::fs::create_dir_all(&folder)?;
     callers(&folder.join("callers.svg"))?;
     soak(&folder.join("soak.svg"))?;
-    by_hand(&folder.join("by-hand.svg"), "durable", "Durable commits: time for each order, by hand on redb = 1")?;
-    by_hand(&folder.join("by-hand-no-syncs.svg"), "none", "Without syncs: time for each order, by hand on redb = 1")
+    by_hand(
+        &folder.join("by-hand.svg"),
+        "durable",
+        "Durable commits: time for each order, by hand on redb = 1",
+    )?;
+    by_hand(
+        &folder.join("by-hand-no-syncs.svg"),
+        "none",
+        "Without syncs: time for each order, by hand on redb = 1",
+    )
 }
 
 /// How many times as long as by hand on redb, for each phase and size.
 fn by_hand(path: &Path, syncs: &str, title: &str) -> Done {
     let lines = kept("life.csv");
-    let lines: Vec<&Vec<String>> = lines.iter().filter(|line| line[0] == syncs && line[3] != "life").collect();
+    let lines: Vec<&Vec<String>> =
+        lines.iter().filter(|line| line[0] == syncs && line[3] != "life").collect();
     let cells: Vec<&[&Vec<String>]> = lines.chunks(3).collect();
     let bars: Vec<(String, f64, f64)> = cells
         .iter()
@@ -39,7 +48,11 @@ fn by_hand(path: &Path, syncs: &str, title: &str) -> Done {
                 _ => "64 KiB",
             };
             // The contenders stand in one order: twobox, by hand, SQLite.
-            Ok((format!("{phase}, {batch} a commit, {size}"), cell[0][6].parse()?, cell[2][6].parse()?))
+            Ok((
+                format!("{phase}, {batch} a commit, {size}"),
+                cell[0][6].parse()?,
+                cell[2][6].parse()?,
+            ))
         })
         .collect::<Result<_, std::num::ParseFloatError>>()?;
     let area = SVGBackend::new(path, (900, 500)).into_drawing_area();
@@ -52,10 +65,19 @@ fn by_hand(path: &Path, syncs: &str, title: &str) -> Done {
         .x_label_area_size(35)
         .y_label_area_size(190)
         .build_cartesian_2d(0.0..most, 0.0..rows)?;
-    chart.configure_mesh().disable_y_mesh().disable_y_axis().x_desc("shorter is faster").label_style((FONT, 13)).draw()?;
-    for (colour, name, above, of) in [(TWOBOX, "twobox on redb", 0.52, 0), (SQLITE, "by hand on SQLite", 0.14, 1)] {
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .disable_y_axis()
+        .x_desc("shorter is faster")
+        .label_style((FONT, 13))
+        .draw()?;
+    for (colour, name, above, of) in
+        [(TWOBOX, "twobox on redb", 0.52, 0), (SQLITE, "by hand on SQLite", 0.14, 1)]
+    {
         let series = bars.iter().enumerate().map(|(at, (_, twobox, sqlite))| {
-            let (bottom, value) = (rows - 1.0 - at as f64 + above, if of == 0 { *twobox } else { *sqlite });
+            let (bottom, value) =
+                (rows - 1.0 - at as f64 + above, if of == 0 { *twobox } else { *sqlite });
             Rectangle::new([(0.0, bottom), (value, bottom + 0.36)], colour.filled())
         });
         chart
@@ -80,7 +102,10 @@ fn by_hand(path: &Path, syncs: &str, title: &str) -> Done {
 fn callers(path: &Path) -> Done {
     let area = SVGBackend::new(path, (700, 420)).into_drawing_area();
     area.fill(&WHITE)?;
-    let points = |name: &str, syncs: &str, column: usize| -> Result<Vec<(f64, f64)>, std::num::ParseFloatError> {
+    let points = |name: &str,
+                  syncs: &str,
+                  column: usize|
+     -> Result<Vec<(f64, f64)>, std::num::ParseFloatError> {
         let lines = kept(name);
         let lines = lines.iter().filter(|line| line[0] == syncs && line[2] == "threads");
         lines.map(|line| Ok((line[1].parse()?, line[column].parse()?))).collect()
@@ -102,14 +127,22 @@ fn callers(path: &Path) -> Done {
         .draw()?;
     for (colour, label, name, syncs, column) in [
         (RGBColor(110, 110, 110), "orders for each commit", "callers.csv", "durable", 5),
-        (RGBColor(0, 130, 80), "orders a second, syncs of 4 ms, one caller = 1", "callers-slow-syncs.csv", "durable", 4),
+        (
+            RGBColor(0, 130, 80),
+            "orders a second, syncs of 4 ms, one caller = 1",
+            "callers-slow-syncs.csv",
+            "durable",
+            4,
+        ),
         (TWOBOX, "the same, syncs of 0.3 ms", "callers.csv", "durable", 4),
         (SQLITE, "the same, no syncs", "callers.csv", "none", 4),
     ] {
         let line = points(name, syncs, column)?;
         chart.draw_series(line.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
         let series = chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
-        series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+        series
+            .label(label)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
     legend(&mut chart, SeriesLabelPosition::UpperLeft)?;
     Ok(area.present()?)
@@ -121,10 +154,16 @@ fn soak(path: &Path) -> Done {
     area.fill(&WHITE)?;
     let lines = kept("soak.csv");
     let points = |column: usize, unit: f64| -> Result<Vec<(f64, f64)>, std::num::ParseFloatError> {
-        lines.iter().map(|line| Ok((line[0].parse::<f64>()? / 1e3, line[column].parse::<f64>()? / unit))).collect()
+        lines
+            .iter()
+            .map(|line| Ok((line[0].parse::<f64>()? / 1e3, line[column].parse::<f64>()? / unit)))
+            .collect()
     };
     let (file, memory) = (points(1, 1e6)?, points(2, 1e6)?);
-    let (last, most) = file.iter().chain(&memory).fold((0.0_f64, 0.0_f64), |(x, y), point| (x.max(point.0), y.max(point.1)));
+    let (last, most) = file
+        .iter()
+        .chain(&memory)
+        .fold((0.0_f64, 0.0_f64), |(x, y), point| (x.max(point.0), y.max(point.1)));
     let mut chart = ChartBuilder::on(&area)
         .caption("Orders placed, delivered, received and purged, on one file", (FONT, 18))
         .margin(12)
@@ -132,17 +171,27 @@ fn soak(path: &Path) -> Done {
         .y_label_area_size(45)
         .build_cartesian_2d(0.0..last, 0.0..most * 1.2)?;
     let mut mesh = chart.configure_mesh();
-    mesh.x_desc("thousand orders").y_desc("MB").light_line_style(TRANSPARENT).label_style((FONT, 13)).draw()?;
-    for (colour, label, line) in [(TWOBOX, "file", file), (SQLITE, "memory of the process", memory)] {
+    mesh.x_desc("thousand orders")
+        .y_desc("MB")
+        .light_line_style(TRANSPARENT)
+        .label_style((FONT, 13))
+        .draw()?;
+    for (colour, label, line) in [(TWOBOX, "file", file), (SQLITE, "memory of the process", memory)]
+    {
         let series = chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
-        series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+        series
+            .label(label)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
     legend(&mut chart, SeriesLabelPosition::LowerRight)?;
     Ok(area.present()?)
 }
 
 /// Says which series is which, in a corner of the plot.
-fn legend<'a, C: CoordTranslate>(chart: &mut ChartContext<'a, SVGBackend<'a>, C>, corner: SeriesLabelPosition) -> Done {
+fn legend<'a, C: CoordTranslate>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, C>,
+    corner: SeriesLabelPosition,
+) -> Done {
     let mut labels = chart.configure_series_labels();
     let labels = labels.position(corner).background_style(WHITE.filled());
     Ok(labels.border_style(BLACK).label_font((FONT, 13)).draw()?)

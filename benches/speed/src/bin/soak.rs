@@ -1,4 +1,5 @@
-//! A million orders through their whole life on one file, with retention: how large the file and the process become.
+//! A million orders through their whole life on one file, with retention: how large the file and
+//! the process become.
 //!
 //! `cargo run --release -p twobox-speed --bin soak [-- ORDERS]` writes `benches/data/soak.csv`.
 
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 use twobox::relay::{InProcess, Message, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Fingerprint, Handled, Inbox, Millis, OrderId, Owner, Request, Retention,
-    RunError, Store,
+    Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Fingerprint, Handled, Inbox, Millis,
+    OrderId, Owner, Request, Retention, RunError, Store,
 };
 use twobox_redb::RedbStore;
 use twobox_speed::report::Data;
@@ -30,28 +31,55 @@ fn main() {
     let file = folder.path().join("soak.redb");
     let store = RedbStore::create(&file).unwrap();
     // Retried for less than a minute and a half, so that an inbox of three minutes is safe.
-    let policy =
-        DeliveryPolicy { backoff_cap: Duration::from_secs(10), max_failures: 5, max_starts: 8, ..DeliveryPolicy::default() };
+    let policy = DeliveryPolicy {
+        backoff_cap: Duration::from_secs(10),
+        max_failures: 5,
+        max_starts: 8,
+        ..DeliveryPolicy::default()
+    };
     let policy = policy.checked().unwrap();
     let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-    let retention =
-        Retention { events: minutes(1), inbox: minutes(3), requests: minutes(3), orders: Some(minutes(3)), positions: None };
+    let retention = Retention {
+        events: minutes(1),
+        inbox: minutes(3),
+        requests: minutes(3),
+        orders: Some(minutes(3)),
+        positions: None,
+    };
     let retention = retention.checked(&policy).unwrap();
 
-    let mut data = Data::new("soak.csv", &[folder.path()], "orders,file bytes,resident bytes,rows purged");
+    let mut data =
+        Data::new("soak.csv", &[folder.path()], "orders,file bytes,resident bytes,rows purged");
     let (mut now, mut purged) = (Millis::new(1_000_000_000), 0);
-    let settings = RelaySettings { lease: policy.backoff_cap, policy, ..RelaySettings::new(Owner::new("relay-1").unwrap()) };
+    let settings = RelaySettings {
+        lease: policy.backoff_cap,
+        policy,
+        ..RelaySettings::new(Owner::new("relay-1").unwrap())
+    };
     let inbox = Inbox::new(&store, Consumer::new("loyalty").unwrap());
     let publisher = InProcess::new(inbox, |_, _: &Message| Ok::<_, Infallible>(Handled::Done));
     let mut relay = Relay::new(&store, publisher, settings, now).unwrap();
     for batch in 0..orders.div_ceil(BATCH) {
         let placed = store.write(now, |tx| {
             (batch * BATCH..(batch + 1) * BATCH).try_for_each(|n| {
-                let request = Request::new("shop", format!("req-{n:09}"), Fingerprint::of([("n", n.to_string())])).unwrap();
+                let request = Request::new(
+                    "shop",
+                    format!("req-{n:09}"),
+                    Fingerprint::of([("n", n.to_string())]),
+                )
+                .unwrap();
                 let body = Body::text("x".repeat(200)).unwrap();
                 let event = Draft::new("order.created", body.clone()).unwrap();
-                tx.run(CommitOrder::new(&request, OrderId::new(format!("order-{n:09}")).unwrap(), body, [event]).unwrap())
-                    .map(drop)
+                tx.run(
+                    CommitOrder::new(
+                        &request,
+                        OrderId::new(format!("order-{n:09}")).unwrap(),
+                        body,
+                        [event],
+                    )
+                    .unwrap(),
+                )
+                .map(drop)
             })
         });
         placed.map_err(RunError::flatten).unwrap();

@@ -1,19 +1,22 @@
-//! What the traits of the core ask of every store, checked without the rules: guards, revisions, commit and rollback, answers to
-//! queries, and values that stores like to spoil.
+//! What the traits of the core ask of every store, checked without the rules: guards, revisions,
+//! commit and rollback, answers to queries, and values that stores like to spoil.
 
 mod model;
 mod rows;
 mod values;
 
 use twobox::{
-    Applied, Batch, Change, Expect, Key, Load, Query, Reader, Record, Revision, Store, Stored, Table, Tables, Transaction,
+    Applied, Batch, Change, Expect, Key, Load, Query, Reader, Record, Revision, Store, Stored,
+    Table, Tables, Transaction,
 };
 
 use crate::failure::{Failure, ensure};
 use crate::harness::Harness;
 
 pub use model::{answers_are_those_of_the_model, answers_follow_every_change, walk_in_pages};
-pub use values::{any_bytes_in_bodies, every_state_comes_back, numbers_at_their_limits, texts_at_their_limits};
+pub use values::{
+    any_bytes_in_bodies, every_state_comes_back, numbers_at_their_limits, texts_at_their_limits,
+};
 
 /// Calls a macro with the names of all contract tests: `each_contract!(callback, anything)`.
 #[doc(hidden)]
@@ -43,7 +46,9 @@ pub(crate) fn batch(changes: Vec<Change>) -> Result<Batch, Failure> {
 pub(crate) fn write(tx: &mut impl Tables, changes: Vec<Change>) -> Result<(), Failure> {
     match tx.apply(&batch(changes)?).map_err(Failure::store)? {
         Applied::Written => Ok(()),
-        Applied::Conflict(key) => Err(Failure::new(format_args!("the row {key} is as expected, but apply reports a conflict"))),
+        Applied::Conflict(key) => Err(Failure::new(format_args!(
+            "the row {key} is as expected, but apply reports a conflict"
+        ))),
     }
 }
 
@@ -74,19 +79,31 @@ pub(crate) fn same(what: &str, found: &[Stored], right: &[Stored]) -> Result<(),
     ensure(found == right, || {
         let at = found.iter().zip(right).position(|(found, right)| found != right);
         let at = at.unwrap_or_else(|| found.len().min(right.len()));
-        let text = |rows: &[Stored]| rows.get(at).map_or("nothing".to_string(), |row| short(&format!("{row:?}")));
+        let text = |rows: &[Stored]| {
+            rows.get(at).map_or("nothing".to_string(), |row| short(&format!("{row:?}")))
+        };
         let (count, other) = (found.len(), right.len());
-        format!("{what}: {count} rows, {other} are right; row {} is\n  {}\nand must be\n  {}", at + 1, text(found), text(right))
+        format!(
+            "{what}: {count} rows, {other} are right; row {} is\n  {}\nand must be\n  {}",
+            at + 1,
+            text(found),
+            text(right)
+        )
     })
 }
 
 fn short(text: &str) -> String {
-    if text.chars().count() > 400 { text.chars().take(400).chain("...".chars()).collect() } else { text.to_string() }
+    if text.chars().count() > 400 {
+        text.chars().take(400).chain("...".chars()).collect()
+    } else {
+        text.to_string()
+    }
 }
 
-/// Every guard is checked before anything is written: one that does not hold, wherever it stands in the batch, stops all of it and its
-/// key is returned. This holds for a row that should be absent and is there, one that should be there and is absent, and one at
-/// another revision, in every table, for a put and for a delete.
+/// Every guard is checked before anything is written: one that does not hold, wherever it stands in
+/// the batch, stops all of it and its key is returned. This holds for a row that should be absent
+/// and is there, one that should be there and is absent, and one at another revision, in every
+/// table, for a put and for a delete.
 ///
 /// # Errors
 ///
@@ -107,7 +124,8 @@ pub fn a_broken_guard_stops_the_whole_batch<H: Harness>() -> Result<(), Failure>
             Change::Delete { expect: Revision::FIRST, key: new.key() },
         ];
         for change in bad {
-            // Around the bad change, all other rows are changed rightly: updated, inserted and removed.
+            // Around the bad change, all other rows are changed rightly: updated, inserted and
+            // removed.
             let others = (0..there.len()).filter(|other| *other != at).flat_map(|other| {
                 let update = match other % 2 {
                     0 => put(Expect::Revision(Revision::FIRST), there[other].clone()),
@@ -125,7 +143,11 @@ pub fn a_broken_guard_stops_the_whole_batch<H: Harness>() -> Result<(), Failure>
             })?;
             same(&format!("{what} must write nothing"), &all(&mut tx)?, &right)?;
             tx.commit().map_err(Failure::store)?;
-            same(&format!("{what} must write nothing, also when the transaction is committed"), &committed(&harness)?, &right)?;
+            same(
+                &format!("{what} must write nothing, also when the transaction is committed"),
+                &committed(&harness)?,
+                &right,
+            )?;
         }
     }
     Ok(())
@@ -143,17 +165,33 @@ pub fn revisions_count_writes<H: Harness>() -> Result<(), Failure> {
         let keys = Query::rows([key.clone()]);
         for round in 0..2 {
             for writes in 1..=3_u64 {
-                let expect = if writes == 1 { Expect::Absent } else { Expect::Revision(Revision::from_stored(writes - 1)) };
+                let expect = if writes == 1 {
+                    Expect::Absent
+                } else {
+                    Expect::Revision(Revision::from_stored(writes - 1))
+                };
                 let mut tx = harness.store().begin().map_err(Failure::store)?;
                 write(&mut tx, vec![put(expect, record.clone())])?;
                 tx.commit().map_err(Failure::store)?;
                 let mut view = harness.store().view().map_err(Failure::store)?;
-                let found: Vec<u64> =
-                    view.load(&keys).map_err(Failure::store)?.as_slice().iter().map(|row| row.revision.get()).collect();
-                ensure(found == [writes], || format!("{key}: after write {writes} in round {round} its revision is {found:?}"))?;
+                let found: Vec<u64> = view
+                    .load(&keys)
+                    .map_err(Failure::store)?
+                    .as_slice()
+                    .iter()
+                    .map(|row| row.revision.get())
+                    .collect();
+                ensure(found == [writes], || {
+                    format!(
+                        "{key}: after write {writes} in round {round} its revision is {found:?}"
+                    )
+                })?;
             }
             let mut tx = harness.store().begin().map_err(Failure::store)?;
-            write(&mut tx, vec![Change::Delete { expect: Revision::from_stored(3), key: key.clone() }])?;
+            write(
+                &mut tx,
+                vec![Change::Delete { expect: Revision::from_stored(3), key: key.clone() }],
+            )?;
             tx.commit().map_err(Failure::store)?;
             harness = harness.crash();
             let found = committed(&harness)?;
@@ -163,7 +201,8 @@ pub fn revisions_count_writes<H: Harness>() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A transaction that is dropped leaves nothing, neither before nor after a crash, and its rows are not visible to others while it is open.
+/// A transaction that is dropped leaves nothing, neither before nor after a crash, and its rows are
+/// not visible to others while it is open.
 ///
 /// # Errors
 ///
@@ -175,9 +214,18 @@ pub fn what_is_not_committed_is_not_there<H: Harness>() -> Result<(), Failure> {
     for touch in 0..3 {
         let mut tx = harness.store().begin().map_err(Failure::store)?;
         let changes = match touch {
-            0 => rows::one_of_each("new")?.into_iter().map(|record| put(Expect::Absent, record)).collect(),
-            1 => right.iter().map(|row| put(Expect::Revision(row.revision), row.record.clone())).collect(),
-            _ => right.iter().map(|row| Change::Delete { expect: row.revision, key: row.record.key() }).collect(),
+            0 => rows::one_of_each("new")?
+                .into_iter()
+                .map(|record| put(Expect::Absent, record))
+                .collect(),
+            1 => right
+                .iter()
+                .map(|row| put(Expect::Revision(row.revision), row.record.clone()))
+                .collect(),
+            _ => right
+                .iter()
+                .map(|row| Change::Delete { expect: row.revision, key: row.record.key() })
+                .collect(),
         };
         write(&mut tx, changes)?;
         if H::VIEWS_MEANWHILE {
@@ -201,7 +249,11 @@ pub fn what_is_committed_stays<H: Harness>() -> Result<(), Failure> {
     let mut right = Vec::new();
     for name in ["first", "second", "third"] {
         fill(&harness, &rows::one_of_each(name)?)?;
-        right.extend(rows::one_of_each(name)?.into_iter().map(|record| Stored { record, revision: Revision::FIRST }));
+        right.extend(
+            rows::one_of_each(name)?
+                .into_iter()
+                .map(|record| Stored { record, revision: Revision::FIRST }),
+        );
         right.sort_by_cached_key(|row: &Stored| row.record.key());
         same("after a commit", &committed(&harness)?, &right)?;
         harness = harness.crash();
@@ -224,15 +276,21 @@ pub fn reads_its_own_writes<H: Harness>() -> Result<(), Failure> {
     for writes in 1..=3_u64 {
         write(&mut tx, records.iter().cloned().map(|record| put(expect, record)).collect())?;
         let revision = Revision::from_stored(writes);
-        let right: Vec<Stored> = records.iter().cloned().map(|record| Stored { record, revision }).collect();
+        let right: Vec<Stored> =
+            records.iter().cloned().map(|record| Stored { record, revision }).collect();
         let found = tx.load(&Query::rows(keys.clone())).map_err(Failure::store)?.into_vec();
         same("within the transaction that wrote them", &found, &right)?;
         expect = Expect::Revision(revision);
     }
     let revision = Revision::from_stored(3);
-    write(&mut tx, keys.iter().cloned().map(|key| Change::Delete { expect: revision, key }).collect())?;
+    write(
+        &mut tx,
+        keys.iter().cloned().map(|key| Change::Delete { expect: revision, key }).collect(),
+    )?;
     same("within the transaction that removed them", &all(&mut tx)?, &[])?;
     write(&mut tx, records.iter().cloned().map(|record| put(Expect::Absent, record)).collect())?;
     tx.commit().map_err(Failure::store)?;
-    ensure(committed(&harness)?.len() == records.len(), || "rows that were removed and written again are missing".to_string())
+    ensure(committed(&harness)?.len() == records.len(), || {
+        "rows that were removed and written again are missing".to_string()
+    })
 }

@@ -1,8 +1,9 @@
-//! Answers to queries, compared with a model that knows nothing but all rows: it sorts and filters them.
+//! Answers to queries, compared with a model that knows nothing but all rows: it sorts and filters
+//! them.
 
 use twobox::{
-    Change, DeliveryState, EventId, Expect, Key, LaneRow, Load, Millis, OrderingKey, Query, Reader, Record, Store, Stored, Table,
-    Transaction,
+    Change, DeliveryState, EventId, Expect, Key, LaneRow, Load, Millis, OrderingKey, Query, Reader,
+    Record, Store, Stored, Table, Transaction,
 };
 
 use super::{all, committed, fill, put, rows, same, write};
@@ -14,7 +15,8 @@ struct Model(Vec<(Key, Stored)>);
 
 impl Model {
     fn new(rows: &[Stored]) -> Self {
-        let mut sorted: Vec<(Key, Stored)> = rows.iter().map(|row| (row.record.key(), row.clone())).collect();
+        let mut sorted: Vec<(Key, Stored)> =
+            rows.iter().map(|row| (row.record.key(), row.clone())).collect();
         sorted.sort_by(|a, b| a.0.cmp(&b.0));
         Self(sorted)
     }
@@ -22,31 +24,53 @@ impl Model {
     /// A lane and its first pending events.
     fn with_run(&self, key: &OrderingKey, run: usize) -> Vec<Stored> {
         let rows = || self.0.iter().map(|(_, row)| row);
-        let Some(lane) = rows().find(|row| matches!(&row.record, Record::Lane(there, _) if there == key)) else {
+        let Some(lane) =
+            rows().find(|row| matches!(&row.record, Record::Lane(there, _) if there == key))
+        else {
             return Vec::new();
         };
-        let mut pending: Vec<(u64, Stored)> = rows().filter_map(|row| pending_in(key, row)).collect();
+        let mut pending: Vec<(u64, Stored)> =
+            rows().filter_map(|row| pending_in(key, row)).collect();
         pending.sort_by_key(|(sequence, _)| *sequence);
-        std::iter::once(lane.clone()).chain(pending.into_iter().map(|(_, row)| row).take(run)).collect()
+        std::iter::once(lane.clone())
+            .chain(pending.into_iter().map(|(_, row)| row).take(run))
+            .collect()
     }
 
     /// The lanes that are due some time.
     fn due(&self) -> Vec<(Millis, OrderingKey)> {
         let lane = |row: &Stored| {
-            if let Record::Lane(key, lane) = &row.record { lane.due.map(|due| (due, key.clone())) } else { None }
+            if let Record::Lane(key, lane) = &row.record {
+                lane.due.map(|due| (due, key.clone()))
+            } else {
+                None
+            }
         };
-        let mut due: Vec<(Millis, OrderingKey)> = self.0.iter().filter_map(|(_, row)| lane(row)).collect();
+        let mut due: Vec<(Millis, OrderingKey)> =
+            self.0.iter().filter_map(|(_, row)| lane(row)).collect();
         due.sort();
         due
     }
 
     fn outbox(&self, id: &EventId) -> Option<Stored> {
-        self.0.iter().map(|(_, row)| row).find(|row| matches!(&row.record, Record::Outbox(there, _) if there == id)).cloned()
+        self.0
+            .iter()
+            .map(|(_, row)| row)
+            .find(|row| matches!(&row.record, Record::Outbox(there, _) if there == id))
+            .cloned()
     }
 
     /// The rows whose key is after this one, for which `pick` holds, at most `limit`.
-    fn after(&self, after: Option<&Key>, limit: usize, pick: impl Fn(&Record) -> bool) -> Vec<Stored> {
-        let rows = self.0.iter().filter(|(key, row)| after.is_none_or(|after| key > after) && pick(&row.record));
+    fn after(
+        &self,
+        after: Option<&Key>,
+        limit: usize,
+        pick: impl Fn(&Record) -> bool,
+    ) -> Vec<Stored> {
+        let rows = self
+            .0
+            .iter()
+            .filter(|(key, row)| after.is_none_or(|after| key > after) && pick(&row.record));
         rows.map(|(_, row)| row.clone()).take(limit).collect()
     }
 
@@ -61,7 +85,9 @@ impl Model {
                 let due = self.due();
                 let later = due.iter().position(|(due, _)| due > now).unwrap_or(due.len());
                 let (mut answer, mut given) = (Vec::new(), 0);
-                for (at, (_, key)) in due.iter().enumerate().take(*lanes).take_while(|(at, _)| *at <= later) {
+                for (at, (_, key)) in
+                    due.iter().enumerate().take(*lanes).take_while(|(at, _)| *at <= later)
+                {
                     if given >= *events {
                         break;
                     }
@@ -71,14 +97,25 @@ impl Model {
                 }
                 answer
             }
-            Query::Lanes(lanes) => lanes.iter().flat_map(|(key, run)| self.with_run(key, *run)).collect(),
+            Query::Lanes(lanes) => {
+                lanes.iter().flat_map(|(key, run)| self.with_run(key, *run)).collect()
+            }
             Query::Deliveries { events, run } => {
                 let found: Vec<Stored> = events.iter().filter_map(|id| self.outbox(id)).collect();
-                let lane = |row: &Stored| if let Record::Outbox(_, row) = &row.record { Some(row.lane.clone()) } else { None };
+                let lane = |row: &Stored| {
+                    if let Record::Outbox(_, row) = &row.record {
+                        Some(row.lane.clone())
+                    } else {
+                        None
+                    }
+                };
                 let mut lanes: Vec<OrderingKey> = found.iter().filter_map(lane).collect();
                 lanes.sort();
                 lanes.dedup();
-                found.into_iter().chain(lanes.iter().flat_map(|key| self.with_run(key, *run))).collect()
+                found
+                    .into_iter()
+                    .chain(lanes.iter().flat_map(|key| self.with_run(key, *run)))
+                    .collect()
             }
             Query::Pending { after, limit } => {
                 let pending = |row: &Stored| {
@@ -111,14 +148,18 @@ impl Model {
                     |record| matches!(record, Record::Outbox(_, row) if matches!(row.state, DeliveryState::Dead(_))),
                 )
             }
-            Query::Walk { table, after, limit } => self.after(after.as_ref(), *limit, |record| record.table() == *table),
+            Query::Walk { table, after, limit } => {
+                self.after(after.as_ref(), *limit, |record| record.table() == *table)
+            }
         }
     }
 }
 
 fn pending_in(lane: &OrderingKey, row: &Stored) -> Option<(u64, Stored)> {
     match &row.record {
-        Record::Outbox(_, event) if event.lane == *lane && event.state == DeliveryState::Pending => {
+        Record::Outbox(_, event)
+            if event.lane == *lane && event.state == DeliveryState::Pending =>
+        {
             Some((event.sequence, row.clone()))
         }
         Record::Outbox(..)
@@ -140,8 +181,8 @@ fn lane_name(lane: usize) -> String {
     ["m", "c", "a", "ab", "z", "A", "customer-7"][lane % LANES].to_string()
 }
 
-/// Lanes that are due at several times, some at the same and one never, with events of every state whose ids do not sort as their
-/// sequences do.
+/// Lanes that are due at several times, some at the same and one never, with events of every state
+/// whose ids do not sort as their sequences do.
 fn populate() -> Result<Vec<Record>, Failure> {
     let mut records = Vec::new();
     for lane in 0..LANES {
@@ -151,7 +192,10 @@ fn populate() -> Result<Vec<Record>, Failure> {
             let state = match (sequence as usize + lane) % 6 {
                 0 => DeliveryState::Confirmed(Millis::new(1)),
                 1 => DeliveryState::Dead(Millis::new(2)),
-                2 => [DeliveryState::Discarded(Millis::new(3)), DeliveryState::Cancelled(Millis::new(4))][lane % 2],
+                2 => [
+                    DeliveryState::Discarded(Millis::new(3)),
+                    DeliveryState::Cancelled(Millis::new(4)),
+                ][lane % 2],
                 _ => DeliveryState::Pending,
             };
             let id = format!("{}-{}-{lane}", (sequence * 7 + lane as u64 * 3) % 10, sequence);
@@ -159,7 +203,12 @@ fn populate() -> Result<Vec<Record>, Failure> {
             records.push(rows::outbox(&id, &lane_name(lane), sequence * sequence * 3, state)?);
         }
     }
-    records.push(rows::outbox("an event without a lane", "no such lane", 1, DeliveryState::Pending)?);
+    records.push(rows::outbox(
+        "an event without a lane",
+        "no such lane",
+        1,
+        DeliveryState::Pending,
+    )?);
     for name in ["a", "B", "c", "ca", "d "] {
         let mut more = rows::one_of_each(name)?;
         // Lanes and outbox rows are there already.
@@ -180,37 +229,69 @@ fn questions(rows: &[Stored]) -> Result<Vec<Query>, Failure> {
             }
         }
     }
-    let mut names: Vec<OrderingKey> =
-        (0..LANES).map(|lane| OrderingKey::new(lane_name(lane))).collect::<Result<_, _>>().map_err(Failure::new)?;
+    let mut names: Vec<OrderingKey> = (0..LANES)
+        .map(|lane| OrderingKey::new(lane_name(lane)))
+        .collect::<Result<_, _>>()
+        .map_err(Failure::new)?;
     names.push(OrderingKey::new("nobody").map_err(Failure::new)?);
     names.sort();
     for step in 1..=names.len() {
-        queries.push(Query::Lanes(names.iter().cloned().step_by(step).enumerate().map(|(run, name)| (name, run)).collect()));
+        queries.push(Query::Lanes(
+            names
+                .iter()
+                .cloned()
+                .step_by(step)
+                .enumerate()
+                .map(|(run, name)| (name, run))
+                .collect(),
+        ));
     }
     queries.push(Query::Lanes(Vec::new()));
-    let mut events: Vec<EventId> =
-        rows.iter().filter_map(|row| if let Record::Outbox(id, _) = &row.record { Some(id.clone()) } else { None }).collect();
+    let mut events: Vec<EventId> = rows
+        .iter()
+        .filter_map(
+            |row| if let Record::Outbox(id, _) = &row.record { Some(id.clone()) } else { None },
+        )
+        .collect();
     events.push(EventId::new("nothing").map_err(Failure::new)?);
     events.sort();
     for step in [1, 2, 3, 7, 100] {
         for run in [0, 1, 3, 100] {
-            queries.push(Query::Deliveries { events: events.iter().cloned().step_by(step).collect(), run });
+            queries.push(Query::Deliveries {
+                events: events.iter().cloned().step_by(step).collect(),
+                run,
+            });
         }
     }
     let place = |row: &Stored| {
-        if let Record::Outbox(id, row) = &row.record { Some((row.lane.clone(), row.sequence, id.clone())) } else { None }
+        if let Record::Outbox(id, row) = &row.record {
+            Some((row.lane.clone(), row.sequence, id.clone()))
+        } else {
+            None
+        }
     };
     for limit in some {
         queries.push(Query::Pending { after: None, limit });
-        queries.extend(rows.iter().filter_map(place).step_by(3).map(|after| Query::Pending { after: Some(after), limit }));
+        queries.extend(
+            rows.iter()
+                .filter_map(place)
+                .step_by(3)
+                .map(|after| Query::Pending { after: Some(after), limit }),
+        );
         // A place that no event has: the id counts as well as the sequence.
         for id in ["!", "~"] {
             let id = EventId::new(id).map_err(Failure::new)?;
-            let places = rows.iter().filter_map(place).step_by(2).map(|(lane, sequence, _)| (lane, sequence, id.clone()));
+            let places = rows
+                .iter()
+                .filter_map(place)
+                .step_by(2)
+                .map(|(lane, sequence, _)| (lane, sequence, id.clone()));
             queries.extend(places.map(|after| Query::Pending { after: Some(after), limit }));
         }
         queries.push(Query::Dead { after: None, limit });
-        queries.extend(events.iter().step_by(3).map(|after| Query::Dead { after: Some(after.clone()), limit }));
+        queries.extend(
+            events.iter().step_by(3).map(|after| Query::Dead { after: Some(after.clone()), limit }),
+        );
     }
     let keys: Vec<Key> = rows.iter().map(|row| row.record.key()).collect();
     for step in [1, 2, 5] {
@@ -230,8 +311,8 @@ fn compare(tables: &mut impl Load, when: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Every query answers with the rows that it defines, in its order and within its limits: in the transaction that wrote the rows,
-/// after the commit, and after a crash.
+/// Every query answers with the rows that it defines, in its order and within its limits: in the
+/// transaction that wrote the rows, after the commit, and after a crash.
 ///
 /// # Errors
 ///
@@ -247,8 +328,8 @@ pub fn answers_are_those_of_the_model<H: Harness>() -> Result<(), Failure> {
     compare(&mut harness.store().view().map_err(Failure::store)?, "after a crash")
 }
 
-/// The same while rows change: each event is moved on through all states, each lane becomes due at other times, and then
-/// row after row is removed. What an adapter keeps to find rows must follow.
+/// The same while rows change: each event is moved on through all states, each lane becomes due at
+/// other times, and then row after row is removed. What an adapter keeps to find rows must follow.
 ///
 /// # Errors
 ///
@@ -272,7 +353,8 @@ pub fn answers_follow_every_change<H: Harness>() -> Result<(), Failure> {
                     Some(put(expect, Record::Outbox(id, twobox::OutboxRow { state, ..event })))
                 }
                 Record::Lane(key, lane) => {
-                    let due = [None, Some(Millis::new(45)), Some(Millis::new(round)), lane.due][(at + round as usize) % 4];
+                    let due = [None, Some(Millis::new(45)), Some(Millis::new(round)), lane.due]
+                        [(at + round as usize) % 4];
                     Some(put(expect, Record::Lane(key, LaneRow { due, ..lane })))
                 }
                 Record::Request(..)
@@ -290,11 +372,17 @@ pub fn answers_follow_every_change<H: Harness>() -> Result<(), Failure> {
         compare(&mut tx, &format!("within the transaction of round {round}"))?;
         tx.commit().map_err(Failure::store)?;
         harness = harness.crash();
-        compare(&mut harness.store().view().map_err(Failure::store)?, &format!("after round {round}"))?;
+        compare(
+            &mut harness.store().view().map_err(Failure::store)?,
+            &format!("after round {round}"),
+        )?;
     }
     for round in 0..4 {
         let rows = committed(&harness)?;
-        let gone = rows.iter().step_by(2).map(|row| Change::Delete { expect: row.revision, key: row.record.key() });
+        let gone = rows
+            .iter()
+            .step_by(2)
+            .map(|row| Change::Delete { expect: row.revision, key: row.record.key() });
         let mut tx = harness.store().begin().map_err(Failure::store)?;
         write(&mut tx, gone.collect())?;
         tx.commit().map_err(Failure::store)?;
@@ -306,7 +394,8 @@ pub fn answers_follow_every_change<H: Harness>() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A walk goes through a table in pages of any size, and begins after any key, also one that is not there.
+/// A walk goes through a table in pages of any size, and begins after any key, also one that is not
+/// there.
 ///
 /// # Errors
 ///
@@ -315,16 +404,23 @@ pub fn walk_in_pages<H: Harness>() -> Result<(), Failure> {
     let harness = H::open();
     fill(&harness, &populate()?)?;
     let rows = committed(&harness)?;
-    let absent = ["Z", "aa", "c ", "zz"].map(rows::one_of_each).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let absent = ["Z", "aa", "c ", "zz"]
+        .map(rows::one_of_each)
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
     let model = Model::new(&rows);
     let mut view = harness.store().view().map_err(Failure::store)?;
     for table in Table::ALL {
-        let there: Vec<Stored> = rows.iter().filter(|row| row.record.table() == table).cloned().collect();
+        let there: Vec<Stored> =
+            rows.iter().filter(|row| row.record.table() == table).cloned().collect();
         for limit in [1, 2, 3, there.len(), there.len() + 1] {
             let mut walked: Vec<Stored> = Vec::new();
             for _ in 0..=there.len() {
                 let after = walked.last().map(|row| row.record.key());
-                let page = view.load(&Query::Walk { table, after, limit }).map_err(Failure::store)?.into_vec();
+                let page = view
+                    .load(&Query::Walk { table, after, limit })
+                    .map_err(Failure::store)?
+                    .into_vec();
                 let last = page.len() < limit;
                 walked.extend(page);
                 if last {

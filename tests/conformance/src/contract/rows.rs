@@ -1,9 +1,9 @@
 //! Rows to fill a store with.
 
 use twobox::{
-    Body, CallRow, CallState, Consumer, DeliveryState, Digest, Event, EventId, EventType, Fingerprint, Headers, InboxRow,
-    InboxState, LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record,
-    RequestKey, RequestRow,
+    Body, CallRow, CallState, Consumer, DeliveryState, Digest, Event, EventId, EventType,
+    Fingerprint, Headers, InboxRow, InboxState, LaneRow, Lease, Millis, OrderId, OrderRow,
+    OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RequestKey, RequestRow,
 };
 
 use crate::failure::Failure;
@@ -19,13 +19,20 @@ pub(super) fn body(bytes: impl AsRef<[u8]>) -> Made<Body> {
 }
 
 pub(super) fn request(scope: &str, id: &str) -> Made<Record> {
-    let row = RequestRow { fingerprint: Fingerprint::of([("item", id)]), registered_at: Millis::new(7), placed: None };
+    let row = RequestRow {
+        fingerprint: Fingerprint::of([("item", id)]),
+        registered_at: Millis::new(7),
+        placed: None,
+    };
     Ok(Record::Request(RequestKey::new(scope, id).map_err(invalid)?, row))
 }
 
 pub(super) fn order(id: &str, body: Body) -> Made<Record> {
     let request = RequestKey::new("shop", "req-001").map_err(invalid)?;
-    Ok(Record::Order(OrderId::new(id).map_err(invalid)?, OrderRow { request, committed_at: Millis::new(8), body }))
+    Ok(Record::Order(
+        OrderId::new(id).map_err(invalid)?,
+        OrderRow { request, committed_at: Millis::new(8), body },
+    ))
 }
 
 pub(super) fn event(id: &str, body: Body) -> Made<Record> {
@@ -73,22 +80,45 @@ pub(super) fn lane(key: &str, due: Option<Millis>) -> Made<Record> {
 
 pub(super) fn inbox(consumer: &str, id: &str, state: InboxState) -> Made<Record> {
     let content = Digest::of_parts("content", [id.as_bytes()]);
-    let row = InboxRow { content, at: Millis::new(11), state, failures: 1, reason: None, effect: state == InboxState::Applied };
-    Ok(Record::Inbox(Consumer::new(consumer).map_err(invalid)?, EventId::new(id).map_err(invalid)?, row))
+    let row = InboxRow {
+        content,
+        at: Millis::new(11),
+        state,
+        failures: 1,
+        reason: None,
+        effect: state == InboxState::Applied,
+    };
+    Ok(Record::Inbox(
+        Consumer::new(consumer).map_err(invalid)?,
+        EventId::new(id).map_err(invalid)?,
+        row,
+    ))
 }
 
 pub(super) fn effect(consumer: &str, id: &str, body: Body) -> Made<Record> {
-    Ok(Record::Effect(Consumer::new(consumer).map_err(invalid)?, EventId::new(id).map_err(invalid)?, body))
+    Ok(Record::Effect(
+        Consumer::new(consumer).map_err(invalid)?,
+        EventId::new(id).map_err(invalid)?,
+        body,
+    ))
 }
 
 pub(super) fn position(consumer: &str, key: &str) -> Made<Record> {
     let row = PositionRow { begun: Millis::new(11), sequence: 4, at: Millis::new(12) };
-    Ok(Record::Position(Consumer::new(consumer).map_err(invalid)?, OrderingKey::new(key).map_err(invalid)?, row))
+    Ok(Record::Position(
+        Consumer::new(consumer).map_err(invalid)?,
+        OrderingKey::new(key).map_err(invalid)?,
+        row,
+    ))
 }
 
 pub(super) fn call(consumer: &str, id: &str, state: CallState) -> Made<Record> {
     let row = CallRow { state, at: Millis::new(13), starts: 1, note: None };
-    Ok(Record::Call(Consumer::new(consumer).map_err(invalid)?, EventId::new(id).map_err(invalid)?, row))
+    Ok(Record::Call(
+        Consumer::new(consumer).map_err(invalid)?,
+        EventId::new(id).map_err(invalid)?,
+        row,
+    ))
 }
 
 /// One row for each table, in the order of the tables.
@@ -114,8 +144,13 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
     for (name, events) in [("none", None), ("one", Some(1)), ("many", Some(256))] {
         let Record::Request(key, row) = request("shop", name)? else { continue };
         let placed = events.map(|count| {
-            let events = (1..=count).map(|n| id(&format!("{name}/{n}"))).collect::<Made<Vec<_>>>()?;
-            Ok::<_, Failure>(Placed { order: OrderId::new(name).map_err(invalid)?, events, at: now })
+            let events =
+                (1..=count).map(|n| id(&format!("{name}/{n}"))).collect::<Made<Vec<_>>>()?;
+            Ok::<_, Failure>(Placed {
+                order: OrderId::new(name).map_err(invalid)?,
+                events,
+                at: now,
+            })
         });
         records.push(Record::Request(key, RequestRow { placed: placed.transpose()?, ..row }));
     }
@@ -127,9 +162,14 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
         DeliveryState::Cancelled(now),
     ];
     for (n, state) in (1..).zip(states) {
-        for (with, reason) in [("without", None), ("with", Some(Reason::new("the broker failed")))] {
+        for (with, reason) in [("without", None), ("with", Some(Reason::new("the broker failed")))]
+        {
             let sequence = if reason.is_some() { n } else { n + 100 };
-            let Record::Outbox(id, row) = outbox(&format!("{} {with}", state.name()), "lane", sequence, state)? else { continue };
+            let Record::Outbox(id, row) =
+                outbox(&format!("{} {with}", state.name()), "lane", sequence, state)?
+            else {
+                continue;
+            };
             records.push(Record::Outbox(id, OutboxRow { reason, ..row }));
         }
     }
@@ -138,14 +178,17 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
         for (m, lease) in [None, Some(lease.clone())].into_iter().enumerate() {
             for (k, blocked_by) in [None, Some(id("dead")?)].into_iter().enumerate() {
                 let Record::Lane(key, row) = lane(&format!("{n}{m}{k}"), due)? else { continue };
-                records.push(Record::Lane(key, LaneRow { lease: lease.clone(), blocked_by, ..row }));
+                records
+                    .push(Record::Lane(key, LaneRow { lease: lease.clone(), blocked_by, ..row }));
             }
         }
     }
     for state in [InboxState::Applied, InboxState::Failing, InboxState::Poisoned] {
         for reason in [None, Some(Reason::new("the consumer failed"))] {
             let name = format!("{} {}", state.name(), reason.is_some());
-            let Record::Inbox(consumer, id, row) = inbox("loyalty", &name, state)? else { continue };
+            let Record::Inbox(consumer, id, row) = inbox("loyalty", &name, state)? else {
+                continue;
+            };
             records.push(Record::Inbox(consumer, id, InboxRow { reason, ..row }));
         }
     }

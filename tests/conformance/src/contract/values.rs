@@ -1,8 +1,10 @@
-//! Values that stores like to spoil: every byte, every length, texts that look alike, numbers at their limits (F19).
+//! Values that stores like to spoil: every byte, every length, texts that look alike, numbers at
+//! their limits (F19).
 
 use twobox::{
-    CallRow, CallState, DeliveryState, Event, EventId, InboxRow, InboxState, LaneRow, Lease, Load, Millis, OrderingKey,
-    OutboxRow, Owner, PositionRow, Query, Reader, Reason, Record, Revision, Stored,
+    CallRow, CallState, DeliveryState, Event, EventId, InboxRow, InboxState, LaneRow, Lease, Load,
+    Millis, OrderingKey, OutboxRow, Owner, PositionRow, Query, Reader, Reason, Record, Revision,
+    Stored,
 };
 
 use super::{committed, fill, rows, same};
@@ -13,7 +15,11 @@ use crate::harness::Harness;
 fn come_back<H: Harness>(what: &str, records: &[Record]) -> Result<(), Failure> {
     let mut harness = H::open();
     fill(&harness, records)?;
-    let mut right: Vec<Stored> = records.iter().cloned().map(|record| Stored { record, revision: Revision::FIRST }).collect();
+    let mut right: Vec<Stored> = records
+        .iter()
+        .cloned()
+        .map(|record| Stored { record, revision: Revision::FIRST })
+        .collect();
     right.sort_by_cached_key(|row| row.record.key());
     for when in ["after the commit", "after a crash"] {
         same(&format!("{what}, {when}"), &committed(&harness)?, &right)?;
@@ -37,8 +43,17 @@ fn come_back<H: Harness>(what: &str, records: &[Record]) -> Result<(), Failure> 
 pub fn any_bytes_in_bodies<H: Harness>() -> Result<(), Failure> {
     let every: Vec<u8> = (0..=255).collect();
     let large: Vec<u8> = (0..1_usize << 20).map(|n| (n % 251) as u8).collect();
-    let bodies: [&[u8]; 9] =
-        [b"", b"\0", b"\0\0after two NULs", b"before\0after", b"\xff\xfe\xfd", b"\xc3\x28", b"' \" \\ ; -- %", &every, &large];
+    let bodies: [&[u8]; 9] = [
+        b"",
+        b"\0",
+        b"\0\0after two NULs",
+        b"before\0after",
+        b"\xff\xfe\xfd",
+        b"\xc3\x28",
+        b"' \" \\ ; -- %",
+        &every,
+        &large,
+    ];
     for (n, bytes) in bodies.iter().enumerate() {
         let name = format!("body-{n}");
         let records = [
@@ -51,8 +66,9 @@ pub fn any_bytes_in_bodies<H: Harness>() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Texts in keys are kept and told apart byte by byte: at their greatest length, with any Unicode, and where they differ only by
-/// case, by a space at the end, or by the form of an accent. Two parts of a key never run into each other.
+/// Texts in keys are kept and told apart byte by byte: at their greatest length, with any Unicode,
+/// and where they differ only by case, by a space at the end, or by the form of an accent. Two
+/// parts of a key never run into each other.
 ///
 /// # Errors
 ///
@@ -128,7 +144,9 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
     }
     records.push(rows::event(&fill_up("語", EventId::MAX), rows::body("an event")?)?);
     // Keys of two parts: the same text when the parts are put together.
-    for (first, second) in [("a", "b/c"), ("a/b", "c"), ("ab", "c"), ("a", "bc"), ("ab ", "c"), ("ab", " c")] {
+    for (first, second) in
+        [("a", "b/c"), ("a/b", "c"), ("ab", "c"), ("a", "bc"), ("ab ", "c"), ("ab", " c")]
+    {
         records.push(rows::request(first, second)?);
         records.push(rows::inbox(first, second, InboxState::Applied)?);
         records.push(rows::effect(first, second, rows::body("an effect")?)?);
@@ -170,7 +188,19 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
 ///
 /// The first number that came back otherwise, or in the wrong place.
 pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
-    let numbers = [0, 1, 9, 10, 255, 256, u64::from(u32::MAX), i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX - 1, u64::MAX];
+    let numbers = [
+        0,
+        1,
+        9,
+        10,
+        255,
+        256,
+        u64::from(u32::MAX),
+        i64::MAX as u64,
+        i64::MAX as u64 + 1,
+        u64::MAX - 1,
+        u64::MAX,
+    ];
     let mut records = Vec::new();
     for (n, number) in numbers.into_iter().enumerate() {
         let time = Millis::new(number);
@@ -192,20 +222,46 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
             };
             records.push(Record::Lane(key, lane));
         }
-        if let Record::Outbox(id, row) = rows::outbox(&format!("event-{}", 99 - n), "lane-0", number, DeliveryState::Pending)? {
+        if let Record::Outbox(id, row) =
+            rows::outbox(&format!("event-{}", 99 - n), "lane-0", number, DeliveryState::Pending)?
+        {
             records.push(Record::Outbox(
                 id,
-                OutboxRow { due: time, committed_at: time, starts: u32::MAX, failures: u32::MAX, ..row },
+                OutboxRow {
+                    due: time,
+                    committed_at: time,
+                    starts: u32::MAX,
+                    failures: u32::MAX,
+                    ..row
+                },
             ));
         }
-        records.push(rows::outbox(&format!("done-{n}"), "lane-1", number, DeliveryState::Confirmed(time))?);
-        if let Record::Inbox(consumer, id, row) = rows::inbox("loyalty", &format!("event-{n}"), InboxState::Failing)? {
-            records.push(Record::Inbox(consumer, id, InboxRow { at: time, failures: u32::MAX, ..row }));
+        records.push(rows::outbox(
+            &format!("done-{n}"),
+            "lane-1",
+            number,
+            DeliveryState::Confirmed(time),
+        )?);
+        if let Record::Inbox(consumer, id, row) =
+            rows::inbox("loyalty", &format!("event-{n}"), InboxState::Failing)?
+        {
+            records.push(Record::Inbox(
+                consumer,
+                id,
+                InboxRow { at: time, failures: u32::MAX, ..row },
+            ));
         }
-        if let Record::Position(consumer, key, _) = rows::position("loyalty", &format!("lane-{n}"))? {
-            records.push(Record::Position(consumer, key, PositionRow { begun: time, sequence: number, at: time }));
+        if let Record::Position(consumer, key, _) = rows::position("loyalty", &format!("lane-{n}"))?
+        {
+            records.push(Record::Position(
+                consumer,
+                key,
+                PositionRow { begun: time, sequence: number, at: time },
+            ));
         }
-        if let Record::Call(consumer, id, row) = rows::call("loyalty", &format!("event-{n}"), CallState::Started)? {
+        if let Record::Call(consumer, id, row) =
+            rows::call("loyalty", &format!("event-{n}"), CallState::Started)?
+        {
             records.push(Record::Call(consumer, id, CallRow { at: time, starts: u32::MAX, ..row }));
         }
         if let Record::Event(event) = rows::event(&format!("event-{n}"), rows::body("an event")?)? {
@@ -227,22 +283,33 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
     same("lanes by the time at which they are due", &lanes, &right)?;
     let first = OrderingKey::new("lane-0").map_err(Failure::new)?;
     let found = view.load(&Query::Lanes(vec![(first, 100)])).map_err(Failure::store)?.into_vec();
-    let sequences: Vec<u64> =
-        found.iter().filter_map(|row| if let Record::Outbox(_, row) = &row.record { Some(row.sequence) } else { None }).collect();
+    let sequences: Vec<u64> = found
+        .iter()
+        .filter_map(|row| {
+            if let Record::Outbox(_, row) = &row.record { Some(row.sequence) } else { None }
+        })
+        .collect();
     crate::failure::ensure(sequences == numbers, || {
         format!("the events of a lane must come in the order {numbers:?}, not {sequences:?}")
     })
 }
 
-/// Every state of every row comes back as it was, with and without each optional part, and a reason of the greatest length.
+/// Every state of every row comes back as it was, with and without each optional part, and a reason
+/// of the greatest length.
 ///
 /// # Errors
 ///
 /// The first row that came back otherwise.
 pub fn every_state_comes_back<H: Harness>() -> Result<(), Failure> {
     let mut records = rows::every_shape()?;
-    if let Record::Inbox(consumer, id, row) = rows::inbox("loyalty", "long reason", InboxState::Poisoned)? {
-        records.push(Record::Inbox(consumer, id, InboxRow { reason: Some(Reason::new("語".repeat(1000))), ..row }));
+    if let Record::Inbox(consumer, id, row) =
+        rows::inbox("loyalty", "long reason", InboxState::Poisoned)?
+    {
+        records.push(Record::Inbox(
+            consumer,
+            id,
+            InboxRow { reason: Some(Reason::new("語".repeat(1000))), ..row },
+        ));
     }
     come_back::<H>("every shape of a row", &records)
 }

@@ -7,12 +7,14 @@ use std::collections::BTreeMap;
 
 use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
 use twobox::{
-    Body, Cancel, Checked, Claim, CommitOrder, Consumer, CountFailure, DeliveryPolicy, Discard, Draft, Ending, Event, EventId,
-    EventType, Fingerprint, Headers, Millis, OrderId, OrderingKey, Owner, Place, Purge, Reason, Receive, Redrive, Register,
-    Renew, Request, Retention, Run, RunResult, Settle, Table, Tables, Transition, WhenDead,
+    Body, Cancel, Checked, Claim, CommitOrder, Consumer, CountFailure, DeliveryPolicy, Discard,
+    Draft, Ending, Event, EventId, EventType, Fingerprint, Headers, Millis, OrderId, OrderingKey,
+    Owner, Place, Purge, Reason, Receive, Redrive, Register, Renew, Request, Retention, Run,
+    RunResult, Settle, Table, Tables, Transition, WhenDead,
 };
 
-/// One thing to do. Requests, relays and events are numbers; event 0 and 1 are of order 0, event 2 is of order 1; 0 and 2 have the same key.
+/// One thing to do. Requests, relays and events are numbers; event 0 and 1 are of order 0, event 2
+/// is of order 1; 0 and 2 have the same key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     Register {
@@ -123,7 +125,12 @@ impl Default for Policy {
             when_dead: WhenDead::Block,
         };
         let delivery = delivery.checked().unwrap();
-        let kept = Retention { events: ten * 6, inbox: ten * 15, requests: ten * 6, ..Retention::default() };
+        let kept = Retention {
+            events: ten * 6,
+            inbox: ten * 15,
+            requests: ten * 6,
+            ..Retention::default()
+        };
         Self { kept: kept.checked(&delivery).unwrap(), delivery }
     }
 }
@@ -184,21 +191,31 @@ impl Memory {
         Millis::new(1_000 + self.now * 1_000)
     }
 
-    /// Does what is asked within a transaction, and gives the answer, with the runs if it was a claim.
+    /// Does what is asked within a transaction, and gives the answer, with the runs if it was a
+    /// claim.
     pub(crate) fn ask<X: Tables>(&self, tables: &mut X, command: Command) -> (String, Vec<Run>) {
         let (now, Policy { delivery, kept }) = (self.time(), &self.policy);
         let none = |answer: String| (answer, Vec::new());
         let held = |relay: u8| self.runs.get(&relay).into_iter().flatten();
         match command {
-            Command::Register { request: number, other } => none(answer(tables, Register::new(&request(number, other)), now)),
+            Command::Register { request: number, other } => {
+                none(answer(tables, Register::new(&request(number, other)), now))
+            }
             Command::Commit { request: number, other } => {
                 let events = if number == 0 { vec![0, 1] } else { vec![2] };
-                let drafts = events
-                    .into_iter()
-                    .map(|event| Draft::new("created", body(event)).unwrap().id(id(event)).ordering_key(lane(event)));
+                let drafts = events.into_iter().map(|event| {
+                    Draft::new("created", body(event))
+                        .unwrap()
+                        .id(id(event))
+                        .ordering_key(lane(event))
+                });
                 let request = request(number, other);
                 let order = OrderId::new(format!("o{number}")).unwrap();
-                none(answer(tables, CommitOrder::new(&request, order, body(number), drafts).unwrap(), now))
+                none(answer(
+                    tables,
+                    CommitOrder::new(&request, order, body(number), drafts).unwrap(),
+                    now,
+                ))
             }
             Command::Claim { relay } => {
                 let owner = Owner::new(format!("relay-{relay}")).unwrap();
@@ -211,11 +228,16 @@ impl Memory {
                     let first = run.deliveries[0].event.clone();
                     let reason = Reason::new("no");
                     let (confirmed, ended) = match end {
-                        End::Confirmed => (run.deliveries.iter().map(|delivery| delivery.event.clone()).collect(), None),
+                        End::Confirmed => (
+                            run.deliveries.iter().map(|delivery| delivery.event.clone()).collect(),
+                            None,
+                        ),
                         End::Released => (Vec::new(), None),
                         End::Failed => (Vec::new(), Some((first, Ending::Failed(reason)))),
                         End::Rejected => (Vec::new(), Some((first, Ending::Rejected(reason)))),
-                        End::Unavailable => (Vec::new(), Some((first, Ending::Unavailable(reason)))),
+                        End::Unavailable => {
+                            (Vec::new(), Some((first, Ending::Unavailable(reason))))
+                        }
                     };
                     RunResult { lease: run.lease.clone(), confirmed, ended }
                 });
@@ -225,39 +247,59 @@ impl Memory {
                 let leases = held(relay).map(|run| run.lease.clone());
                 none(answer(tables, Renew::new(leases, Duration::from_secs(20)), now))
             }
-            Command::Cancel(event) => none(answer(tables, Cancel::new([id(event)], Reason::new("no")).unwrap(), now)),
-            Command::Redrive(event) => {
-                none(answer(tables, Redrive::new([id(event)], kept.redrive_window(delivery)).unwrap(), now))
+            Command::Cancel(event) => {
+                none(answer(tables, Cancel::new([id(event)], Reason::new("no")).unwrap(), now))
             }
-            Command::Discard(event) => none(answer(tables, Discard::new([id(event)], Reason::new("no")).unwrap(), now)),
-            Command::Purge(table) => none(answer(tables, Purge::new(kept, table, NonZeroU16::MIN), now)),
+            Command::Redrive(event) => none(answer(
+                tables,
+                Redrive::new([id(event)], kept.redrive_window(delivery)).unwrap(),
+                now,
+            )),
+            Command::Discard(event) => {
+                none(answer(tables, Discard::new([id(event)], Reason::new("no")).unwrap(), now))
+            }
+            Command::Purge(table) => {
+                none(answer(tables, Purge::new(kept, table, NonZeroU16::MIN), now))
+            }
             Command::Receive { event: number, in_order } => {
                 let receive = Receive::new(consumer(), &event(number, number)).effect(body(number));
                 let receive = if in_order {
                     receive.in_order(
                         lane(number),
-                        Place { begun: Millis::new(0), sequence: number.into(), after: u64::from(number) / 2 },
+                        Place {
+                            begun: Millis::new(0),
+                            sequence: number.into(),
+                            after: u64::from(number) / 2,
+                        },
                     )
                 } else {
                     receive
                 };
                 none(answer(tables, receive, now))
             }
-            Command::ReceiveOther(number) => none(answer(tables, Receive::new(consumer(), &event(number, 9)), now)),
-            Command::CountFailure(number) => {
-                none(answer(tables, CountFailure::new(consumer(), &event(number, number), Reason::new("no"), 2), now))
+            Command::ReceiveOther(number) => {
+                none(answer(tables, Receive::new(consumer(), &event(number, 9)), now))
             }
+            Command::CountFailure(number) => none(answer(
+                tables,
+                CountFailure::new(consumer(), &event(number, number), Reason::new("no"), 2),
+                now,
+            )),
             Command::Intend => none(answer(tables, Intend::new(call()), now)),
-            Command::Start(rule) => none(answer(tables, Start::new(call(), Duration::from_secs(50), rule), now)),
+            Command::Start(rule) => {
+                none(answer(tables, Start::new(call(), Duration::from_secs(50), rule), now))
+            }
             Command::Resolve { done } => {
-                let end = if done { CallEnd::Done(None) } else { CallEnd::NotDone(Reason::new("no")) };
+                let end =
+                    if done { CallEnd::Done(None) } else { CallEnd::NotDone(Reason::new("no")) };
                 none(answer(tables, Resolve::new(call(), end), now))
             }
             Command::Wait(_) => none(String::new()),
         }
     }
 
-    /// Remembers what came of a command. A relay keeps its runs when it has settled them, so that it may do so again.
+    /// Remembers what came of a command. A relay keeps its runs when it has settled them, so that
+    /// it may do so again.
     pub(crate) fn learn(&mut self, command: Command, runs: Vec<Run>) {
         if let Command::Claim { relay } = command
             && !runs.is_empty()

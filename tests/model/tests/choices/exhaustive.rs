@@ -10,7 +10,8 @@ use twobox_redb::RedbStore;
 
 use crate::command::{ALL, Command, End, Memory};
 
-const BOTH: [Command; 2] = [Command::Commit { request: 0, other: false }, Command::Commit { request: 1, other: false }];
+const BOTH: [Command; 2] =
+    [Command::Commit { request: 0, other: false }, Command::Commit { request: 1, other: false }];
 const CLAIMED: [Command; 3] = [BOTH[0], BOTH[1], Command::Claim { relay: 0 }];
 const DEAD: [Command; 5] = [
     BOTH[0],
@@ -19,15 +20,21 @@ const DEAD: [Command; 5] = [
     Command::Settle { relay: 0, end: End::Rejected },
     Command::Receive { event: 0, in_order: true },
 ];
-const DONE: [Command; 5] =
-    [BOTH[0], CLAIMED[2], Command::Settle { relay: 0, end: End::Confirmed }, Command::Intend, Command::Wait(100)];
+const DONE: [Command; 5] = [
+    BOTH[0],
+    CLAIMED[2],
+    Command::Settle { relay: 0, end: End::Confirmed },
+    Command::Intend,
+    Command::Wait(100),
+];
 
 /// Runs every sequence of this length after each beginning, and says how many there were.
 ///
-/// A sequence runs in one transaction of each store, which is rolled back at its end. The tables are compared at the end of each sequence
-/// alone: each shorter one is a sequence of its own.
+/// A sequence runs in one transaction of each store, which is rolled back at its end. The tables
+/// are compared at the end of each sequence alone: each shorter one is a sequence of its own.
 fn compare(length: usize) -> usize {
-    let (memory, redb) = (MemoryStore::new(), RedbStore::create_on(InMemoryBackend::new()).unwrap());
+    let (memory, redb) =
+        (MemoryStore::new(), RedbStore::create_on(InMemoryBackend::new()).unwrap());
     let mut sequences = 0;
     for beginning in [&[][..], &BOTH, &CLAIMED, &DEAD, &DONE] {
         let mut choices = Gen::new();
@@ -53,7 +60,10 @@ fn up_to(longest: usize) {
     for length in 1..=longest {
         let begun = Instant::now();
         let sequences = compare(length);
-        println!("{sequences} sequences of {length} commands, {:.1} s", begun.elapsed().as_secs_f32());
+        println!(
+            "{sequences} sequences of {length} commands, {:.1} s",
+            begun.elapsed().as_secs_f32()
+        );
     }
 }
 

@@ -1,4 +1,5 @@
-//! Long random histories, with commits, transactions that are given up, and stores that are closed and opened again; what fails is shrunk.
+//! Long random histories, with commits, transactions that are given up, and stores that are closed
+//! and opened again; what fails is shrunk.
 
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
@@ -32,7 +33,12 @@ struct Reference {
 }
 
 /// Runs the commands in a transaction of any store.
-fn run<S: Store>(store: &S, memory: &Memory, commands: &[Command], commit: bool) -> (Vec<String>, Memory) {
+fn run<S: Store>(
+    store: &S,
+    memory: &Memory,
+    commands: &[Command],
+    commit: bool,
+) -> (Vec<String>, Memory) {
     let mut memory = memory.clone();
     let mut tx = store.begin().unwrap();
     let mut answers = Vec::new();
@@ -156,7 +162,11 @@ impl StateMachineTest for Redb {
         let (answers, _) = run(store, &reference.before, commands, commit);
         assert_eq!(answers, reference.answers, "{step:?}");
         let expected = Dump::of(&mut reference.state.clone()).unwrap().to_string();
-        assert_eq!(Dump::of(&mut store.view().unwrap()).unwrap().to_string(), expected, "after {step:?}");
+        assert_eq!(
+            Dump::of(&mut store.view().unwrap()).unwrap().to_string(),
+            expected,
+            "after {step:?}"
+        );
         disk
     }
 }

@@ -1,4 +1,5 @@
-//! The process that is killed: `victim ROLE MODE FOLDER ROUND FIRST END`. It stops at the first error, and says which.
+//! The process that is killed: `victim ROLE MODE FOLDER ROUND FIRST END`. It stops at the first
+//! error, and says which.
 
 use std::path::Path;
 
@@ -15,7 +16,8 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         "many" => Mode::Many,
         other => return Err(format!("no mode {other}").into()),
     };
-    let (folder, number, orders) = (Path::new(folder), round.parse()?, first.parse()?..end.parse()?);
+    let (folder, number, orders) =
+        (Path::new(folder), round.parse()?, first.parse()?..end.parse()?);
     match role.as_str() {
         "shop" => shop::run(folder, mode, number, orders),
         "sender" => {

@@ -1,0 +1,228 @@
+//! The relay of twobox on std threads: one thread drives the machine, others publish.
+//!
+//! It keeps what [`RelayMachine`] promises while publishes are slow, fail, panic or hang: at least
+//! once (P3, P9), one after the other within an ordering key and at the same time over keys (P4,
+//! F2), under leases that are renewed meanwhile (F3, P6). An outage of the broker or the store
+//! makes it pause, and go on (F11, F15); it stops without losing or inventing anything (F12).
+//!
+//! ```
+//! use std::sync::{Arc, mpsc};
+//! use std::time::Duration;
+//!
+//! use twobox::relay::{Message, Phase, Published, Publisher, RelaySettings};
+//! use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Owner, Request, Store};
+//! use twobox_memory::MemoryStore;
+//! use twobox_threads::{RelayThread, system_clock};
+//!
+//! struct Broker(mpsc::Sender<String>);
+//! impl Publisher for Broker {
+//!     fn publish(&mut self, batch: &[Message], _now: Millis) -> Vec<Published> {
+//!         batch.iter().map(|message| match self.0.send(message.event.id.to_string()) {
+//!             Ok(()) => Published::Confirmed,
+//!             Err(error) => Published::Unavailable(twobox::Reason::new(error)),
+//!         }).collect()
+//!     }
+//! }
+//!
+//! let store = Arc::new(MemoryStore::new());
+//! let (sender, sent) = mpsc::channel();
+//! let publishers = [Broker(sender.clone()), Broker(sender)];
+//! let relay = RelayThread::spawn(store.clone(), publishers, RelaySettings::new(Owner::new("relay-1")?), system_clock)?;
+//! let waker = relay.waker();
+//!
+//! let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
+//! let created = Draft::new("order.created", Body::text("notebook")?)?;
+//! let order = CommitOrder::new(&request, OrderId::new("order-1")?, Body::text("notebook")?, [created])?;
+//! store.run(order, system_clock())?;
+//! waker.wake();
+//!
+//! assert_eq!(sent.recv()?, "order-1/1");
+//! let end = relay.stop(Duration::from_secs(5));
+//! assert_eq!((end.phase, end.counters.confirmed, end.error), (Phase::Stopped, 1, None));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod driver;
+mod shared;
+mod worker;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use thiserror::Error;
+use twobox::relay::{Publisher, RelayMachine, RelaySettings, Status};
+use twobox::{Invalid, Millis, Store};
+
+use driver::Driver;
+use shared::Shared;
+
+/// The time of the system's clock, in UTC: the clock of a relay, unless it is given another one. A
+/// time before 1970 is 1970.
+#[must_use]
+pub fn system_clock() -> Millis {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Millis::new(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// A relay that runs on threads of its own until it is told to stop. To drop it tells it to stop at
+/// once, and waits for nothing.
+#[derive(Debug)]
+pub struct RelayThread {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Why a relay was not started.
+#[derive(Debug, Error)]
+pub enum SpawnError {
+    /// The settings do not go together.
+    #[error(transparent)]
+    Settings(#[from] Invalid),
+    /// There is nothing to publish with.
+    #[error("there is no publisher; give at least one, each gets a thread of its own")]
+    NoPublisher,
+    /// The system gives no thread.
+    #[error(
+        "the system started no thread for the relay: {0}; give fewer publishers, or raise the limit"
+    )]
+    Thread(#[from] io::Error),
+}
+
+impl RelayThread {
+    /// Starts a relay from a store to publishers. Each publisher has a thread of its own, and is
+    /// called with one message at a time, so there are as many publishes at once as there are
+    /// publishers. All times are those of `clock`: [`system_clock`], or a function of your own (see
+    /// [`Waker::clock_moved`]).
+    ///
+    /// A publisher that panics counts as failed for that event, and is called again for the next
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`]; nothing runs then.
+    pub fn spawn<S, P>(
+        store: Arc<S>,
+        publishers: impl IntoIterator<Item = P>,
+        settings: RelaySettings,
+        clock: impl Fn() -> Millis + Send + Sync + 'static,
+    ) -> Result<Self, SpawnError>
+    where
+        S: Store + Send + Sync + 'static,
+        P: Publisher + Send + 'static,
+    {
+        let machine = RelayMachine::new(settings, clock())?;
+        let name = machine.settings().owner.clone();
+        let shared = Arc::new(Shared::new(Box::new(clock)));
+        // Whatever fails from here on, the workers that run already end when the queue is closed.
+        let workers = publishers
+            .into_iter()
+            .map(|publisher| {
+                let shared = shared.clone();
+                thread::Builder::new()
+                    .name(format!("{name} publisher"))
+                    .spawn(move || worker::work(publisher, &shared))
+            })
+            .collect::<Result<Vec<_>, _>>()
+            .inspect_err(|_| shared.jobs.close())?;
+        if workers.is_empty() {
+            return Err(SpawnError::NoPublisher);
+        }
+        let driver = Driver::new(store, machine, shared.clone(), workers);
+        let thread = thread::Builder::new().name(name.to_string()).spawn(move || driver.run());
+        let thread = thread.inspect_err(|_| shared.jobs.close())?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// A handle to announce commits with.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        Waker { shared: self.shared.clone() }
+    }
+
+    /// What the relay is about, and what it has done.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.shared.board.read()
+    }
+
+    /// Waits until the status is as wanted, or the relay has stopped, and says what it is. `wanted`
+    /// is asked again after each change, and as long as nothing changes it is not: if what you wait
+    /// for may never come, see [`RelayThread::wait_at_most`].
+    pub fn wait_for(&self, wanted: impl FnMut(&Status) -> bool) -> Status {
+        self.shared.board.wait_for(None, wanted)
+    }
+
+    /// As [`RelayThread::wait_for`], but no longer than `patience`. To drain a store before a stop,
+    /// wait until its [`Stats`](twobox::Stats) count nothing as due or leased; what waits for a
+    /// backoff, or behind a dead event, is not waited for then.
+    pub fn wait_at_most(&self, patience: Duration, wanted: impl FnMut(&Status) -> bool) -> Status {
+        self.shared.board.wait_for(Some(patience), wanted)
+    }
+
+    /// Tells the relay to stop, and does not wait (F12): it claims no more and releases what is not
+    /// being published. What is being published it waits for, but no longer than `patience`; then
+    /// it releases that too, without counting a failure: it may have reached the broker, so it may
+    /// come twice (P9). Of several calls the least patient counts.
+    pub fn request_stop(&self, patience: Duration) {
+        self.shared.request_stop(patience);
+    }
+
+    /// Waits until the relay has stopped. If it was not told to, that is for ever.
+    pub fn join(mut self) -> Status {
+        self.join_thread();
+        self.status()
+    }
+
+    /// Stops the relay, as [`RelayThread::request_stop`] and [`RelayThread::join`] do. A publisher
+    /// that is not done by then keeps its thread until it is.
+    pub fn stop(self, patience: Duration) -> Status {
+        self.request_stop(patience);
+        self.join()
+    }
+
+    fn join_thread(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // The thread catches its own panics, and says so in the status.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Drop for RelayThread {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.request_stop(Duration::ZERO);
+        }
+    }
+}
+
+/// Tells a relay in the same process that there is something to do; cheap to clone, to send and to
+/// call.
+///
+/// Without it the relay finds out when it polls; a relay in another process always does.
+#[derive(Clone)]
+pub struct Waker {
+    shared: Arc<Shared>,
+}
+
+impl Waker {
+    /// Events were committed. Call it after the commit: before it, there is nothing to be seen yet.
+    pub fn wake(&self) {
+        self.shared.mailbox.post(|mail| mail.woken = true);
+    }
+
+    /// The clock has moved otherwise than time has passed: a clock in a test was set, or the
+    /// machine has slept.
+    pub fn clock_moved(&self) {
+        self.shared.mailbox.post(|mail| mail.clock_moved = true);
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker").finish_non_exhaustive()
+    }
+}

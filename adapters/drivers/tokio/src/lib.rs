@@ -1,0 +1,236 @@
+//! The relay of twobox on tokio, and sync stores in async programs.
+//!
+//! [`RelayTask`] keeps what [`RelayMachine`] promises while publishes are slow, fail, panic or
+//! hang: at least once (P3, P9), one after the other within an ordering key and at the same time
+//! over keys (P4, F2), under leases that are renewed meanwhile (F3, P6). An outage of the broker or
+//! the store makes it pause, and go on (F11, F15); it stops without losing or inventing anything
+//! (F12). [`Blocking`] makes an async store of a sync one.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use tokio::sync::mpsc;
+//! use twobox::relay::{AsyncPublisher, Message, Phase, Published, RelaySettings};
+//! use twobox::store::asynchronous::AsyncStore;
+//! use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Owner, Reason, Request};
+//! use twobox_memory::MemoryStore;
+//! use twobox_tokio::{Blocking, RelayTask, system_clock};
+//!
+//! struct Broker(mpsc::Sender<String>);
+//! impl AsyncPublisher for Broker {
+//!     async fn publish(&self, batch: &[Message], _now: Millis) -> Vec<Published> {
+//!         let mut answers = Vec::new();
+//!         for message in batch {
+//!             answers.push(match self.0.send(message.event.id.to_string()).await {
+//!                 Ok(()) => Published::Confirmed,
+//!                 Err(error) => Published::Unavailable(Reason::new(error)),
+//!             });
+//!         }
+//!         answers
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = Arc::new(Blocking::new(MemoryStore::new()));
+//! let (sender, mut sent) = mpsc::channel(8);
+//! let relay = RelayTask::spawn(store.clone(), Broker(sender), RelaySettings::new(Owner::new("relay-1")?), system_clock)?;
+//! let waker = relay.waker();
+//!
+//! let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
+//! let created = Draft::new("order.created", Body::text("notebook")?)?;
+//! let order = CommitOrder::new(&request, OrderId::new("order-1")?, Body::text("notebook")?, [created])?;
+//! store.run(order, system_clock()).await?;
+//! waker.wake();
+//!
+//! assert_eq!(sent.recv().await.as_deref(), Some("order-1/1"));
+//! let end = relay.stop(Duration::from_secs(5)).await;
+//! assert_eq!((end.phase, end.counters.confirmed, end.error), (Phase::Stopped, 1, None));
+//! # Ok(())
+//! # }
+//! ```
+
+mod blocking;
+mod driver;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use twobox::relay::{AsyncPublisher, RelayMachine, RelaySettings, Status};
+use twobox::store::asynchronous::AsyncStore;
+use twobox::{Invalid, Millis};
+
+pub use blocking::{Blocking, BlockingError, BlockingTransaction, BlockingView, ThreadEnded};
+
+use driver::Driver;
+
+/// The time of the system's clock, in UTC: the clock of a relay, unless it is given another one. A
+/// time before 1970 is 1970.
+#[must_use]
+pub fn system_clock() -> Millis {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Millis::new(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// A clock that shows `start` now and goes with tokio's time, also where that is paused: for tests.
+pub fn tokio_clock(start: Millis) -> impl Fn() -> Millis + Clone + Send + Sync + 'static {
+    let began = Instant::now();
+    move || start + began.elapsed()
+}
+
+/// What a relay is told from outside of its task.
+struct Control {
+    wake: Notify,
+    stop_by: watch::Sender<Option<Millis>>,
+    clock: Box<dyn Fn() -> Millis + Send + Sync>,
+}
+
+impl Control {
+    fn now(&self) -> Millis {
+        (self.clock)()
+    }
+}
+
+/// A relay that runs in a task of its own. To drop it tells it to stop at once, and waits for
+/// nothing.
+pub struct RelayTask {
+    control: Arc<Control>,
+    status: watch::Receiver<Status>,
+    task: JoinHandle<()>,
+}
+
+impl RelayTask {
+    /// Starts a relay from a store to a publisher, in the runtime of the caller. Each publish is a
+    /// task of its own with one message, so there are as many at once as [`RelaySettings::window`]
+    /// and the ordering keys allow. All times are those of `clock`: [`system_clock`], or in a test
+    /// [`tokio_clock`].
+    ///
+    /// A publisher that panics counts as failed for that event.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the settings do not go together.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time enabled.
+    pub fn spawn<S, P>(
+        store: Arc<S>,
+        publisher: P,
+        settings: RelaySettings,
+        clock: impl Fn() -> Millis + Send + Sync + 'static,
+    ) -> Result<Self, Invalid>
+    where
+        S: AsyncStore + Send + Sync + 'static,
+        P: AsyncPublisher + 'static,
+    {
+        let machine = RelayMachine::new(settings, clock())?;
+        let control = Arc::new(Control {
+            wake: Notify::new(),
+            stop_by: watch::Sender::new(None),
+            clock: Box::new(clock),
+        });
+        let first = Status {
+            phase: machine.phase(),
+            counters: machine.counters(),
+            publishing: 0,
+            error: None,
+        };
+        let (sender, status) = watch::channel(first);
+        let task =
+            tokio::spawn(Driver::new(store, publisher, machine, control.clone(), sender).run());
+        Ok(Self { control, status, task })
+    }
+
+    /// A handle to announce commits with.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        Waker { control: self.control.clone() }
+    }
+
+    /// What the relay is about, and what it has done.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    /// The status, to be told when it changes. The channel is closed when the relay has stopped.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// Waits until the status is as wanted, or the relay has stopped, and says what it is.
+    pub async fn wait_for(&self, wanted: impl FnMut(&Status) -> bool) -> Status {
+        let mut status = self.status.clone();
+        let found = status.wait_for(wanted).await.map(|status| status.clone());
+        found.unwrap_or_else(|_| self.status())
+    }
+
+    /// Tells the relay to stop, and does not wait (F12): it claims no more and releases what is not
+    /// being published. What is being published it waits for, but no longer than `patience`; then
+    /// it drops and releases that too, without counting a failure: it may have reached the broker,
+    /// so it may come twice (P9). Of several calls the least patient counts.
+    pub fn request_stop(&self, patience: Duration) {
+        let until = self.control.now() + patience;
+        self.control
+            .stop_by
+            .send_modify(|there| *there = Some(there.map_or(until, |there| there.min(until))));
+    }
+
+    /// Waits until the relay has stopped. If it was not told to, that is for ever. If this is
+    /// dropped, so is the relay.
+    pub async fn join(mut self) -> Status {
+        // The task catches its own panics, and says so in the status; it is never aborted, unless
+        // the runtime shuts down.
+        let _ended = (&mut self.task).await;
+        self.status()
+    }
+
+    /// Stops the relay, as [`RelayTask::request_stop`] and [`RelayTask::join`] do.
+    pub async fn stop(self, patience: Duration) -> Status {
+        self.request_stop(patience);
+        self.join().await
+    }
+}
+
+impl Drop for RelayTask {
+    fn drop(&mut self) {
+        if !self.task.is_finished() {
+            self.request_stop(Duration::ZERO);
+        }
+    }
+}
+
+impl fmt::Debug for RelayTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RelayTask").field("status", &self.status()).finish_non_exhaustive()
+    }
+}
+
+/// Tells a relay in the same process that there is something to do; cheap to clone, to send and to
+/// call.
+///
+/// Without it the relay finds out when it polls; a relay in another process always does.
+#[derive(Clone)]
+pub struct Waker {
+    control: Arc<Control>,
+}
+
+impl Waker {
+    /// Events were committed. Call it after the commit: before it, there is nothing to be seen yet.
+    pub fn wake(&self) {
+        self.control.wake.notify_one();
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,229 @@
+//! What can go wrong with a store on redb, and what to do about it.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+#[cfg(feature = "std")]
+use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(feature = "std")]
+use std::path::PathBuf;
+
+use thiserror::Error;
+use twobox::codec::Damaged;
+
+/// What a storage says when it fails.
+#[cfg(feature = "std")]
+pub(crate) type StorageFailure = std::io::Error;
+#[cfg(not(feature = "std"))]
+pub(crate) type StorageFailure = redb::BackendError;
+
+/// A read beyond the end of a storage.
+#[cfg(feature = "std")]
+pub(crate) fn beyond_the_end() -> StorageFailure {
+    std::io::ErrorKind::UnexpectedEof.into()
+}
+
+#[cfg(not(feature = "std"))]
+pub(crate) fn beyond_the_end() -> StorageFailure {
+    StorageFailure::Other("the storage ends before that".into())
+}
+
+/// Why a store could not be opened, read or written. Errors of opening leave the file as it was,
+/// byte for byte.
+///
+/// It can be cloned, since a commit that several callers share fails for each of them.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum RedbError {
+    /// There is no file to open.
+    #[cfg(feature = "std")]
+    #[error("there is no file {}; check the path, or make a new store with RedbStore::create", path.display())]
+    Missing {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// There is something where a new store was to be created.
+    #[error(
+        "{place} is there already and was not changed; open it with RedbStore::open, or give another path"
+    )]
+    AlreadyExists {
+        /// The path, or the storage that was given.
+        place: String,
+    },
+    /// What was to be opened is not a redb file.
+    #[error("{place} is not a redb file ({what}) and was not changed; check the path")]
+    NotRedb {
+        /// The path, or the storage that was given.
+        place: String,
+        /// What is there instead.
+        what: &'static str,
+    },
+    /// A redb database without the tables of twobox.
+    #[error(
+        "this redb database is not a twobox store and was not changed; check the path, or add our tables to it with RedbStore::with_database"
+    )]
+    NotTwobox,
+    /// The user has a table of one of our names.
+    #[error(
+        "the table {table:?} is not ours ({what}), but names that begin with \"twobox_\" are; rename that table, or keep the store in a file of its own"
+    )]
+    NameTaken {
+        /// The table.
+        table: String,
+        /// How it differs.
+        what: String,
+    },
+    /// A store of a version that this program does not know.
+    #[error(
+        "the store has format version {found}, this program knows version {known}, and nothing was changed; use the program of that version"
+    )]
+    UnknownFormat {
+        /// The version of the store.
+        found: u32,
+        /// The version of this program.
+        known: u32,
+    },
+    /// Another handle has the database open, here or in another process.
+    #[error(
+        "the database is open already, in this process or another one; close it there. To read while another process writes, that one must open the store with RedbOptions::shared"
+    )]
+    AlreadyOpen,
+    /// A database that was not closed, and cannot be repaired by a reader.
+    #[error(
+        "the database was not closed by its last writer; open it once with RedbStore::open, which repairs it"
+    )]
+    NeedsRepair,
+    /// The file is damaged, as far as redb can tell.
+    #[error("the database is damaged: {what}; restore it from a copy")]
+    Damaged {
+        /// What was found.
+        what: String,
+    },
+    /// A row that is not what was written.
+    #[error(
+        "the row {key:?} of {table} has a wrong checksum: it is damaged; restore the store from a copy"
+    )]
+    Checksum {
+        /// The table.
+        table: String,
+        /// The bytes of its key, as text.
+        key: String,
+    },
+    /// A row whose checksum is right, but which is none.
+    #[error(transparent)]
+    Row(#[from] Damaged),
+    /// The index and the rows do not agree.
+    #[error(
+        "the index and {entry} do not agree, {what}: the store is damaged; restore it from a copy"
+    )]
+    Index {
+        /// The row.
+        entry: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The user has one of our tables open in this transaction.
+    #[error(
+        "the table {table:?} is open in this transaction; drop it before twobox is called, since redb opens a table once at a time"
+    )]
+    TableInUse {
+        /// The table.
+        table: String,
+    },
+    /// Reading or writing failed.
+    #[error(
+        "reading or writing the database failed: {0}; see to the disk, then close the store and open it again"
+    )]
+    Io(#[source] Arc<StorageFailure>),
+    /// redb stopped after an earlier failure.
+    #[error(
+        "the database stopped after an earlier failure; close the store and open it again. What was committed is safe"
+    )]
+    Stopped,
+    /// The transaction is broken by an earlier error.
+    #[error(
+        "an earlier error has left this transaction half written; nothing of it was committed: begin it again"
+    )]
+    Broken,
+    /// Anything else that redb says.
+    #[error("redb: {0}; see its documentation of this error")]
+    Redb(Arc<redb::Error>),
+}
+
+impl From<StorageFailure> for RedbError {
+    fn from(error: StorageFailure) -> Self {
+        Self::Io(Arc::new(error))
+    }
+}
+
+impl From<redb::Error> for RedbError {
+    fn from(error: redb::Error) -> Self {
+        #[cfg(feature = "std")]
+        use std::io::ErrorKind::{InvalidData, UnexpectedEof};
+        let said = error.to_string();
+        match error {
+            redb::Error::DatabaseAlreadyOpen | redb::Error::LockProtocolMismatch => {
+                Self::AlreadyOpen
+            }
+            redb::Error::RepairAborted => Self::NeedsRepair,
+            redb::Error::Corrupted(what) => Self::Damaged { what },
+            #[cfg(feature = "std")]
+            redb::Error::Io(error) if matches!(error.kind(), UnexpectedEof | InvalidData) => {
+                Self::Damaged { what: said }
+            }
+            #[cfg(feature = "std")]
+            redb::Error::Io(error) => error.into(),
+            #[cfg(not(feature = "std"))]
+            redb::Error::Backend(error) => StorageFailure::Other(error).into(),
+            redb::Error::PreviousIo
+            | redb::Error::DatabaseClosed
+            | redb::Error::LockPoisoned(_) => Self::Stopped,
+            redb::Error::TransactionPoisoned => Self::Broken,
+            redb::Error::TableAlreadyOpen(table, _) => Self::TableInUse { table },
+            redb::Error::TableDoesNotExist(table) => {
+                Self::Damaged { what: format!("the table {table:?} is missing") }
+            }
+            #[cfg(feature = "std")]
+            redb::Error::TableTypeMismatch { table, .. } => Self::NameTaken { table, what: said },
+            #[cfg(not(feature = "std"))]
+            redb::Error::TableTypeMismatch(error) => {
+                Self::NameTaken { table: error.table().to_string(), what: said }
+            }
+            redb::Error::TableIsMultimap(table) => Self::NameTaken { table, what: said },
+            other => Self::Redb(Arc::new(other)),
+        }
+    }
+}
+
+macro_rules! from_redb {
+    ($($kind:ident)*) => {$(
+        impl From<redb::$kind> for RedbError {
+            fn from(error: redb::$kind) -> Self {
+                redb::Error::from(error).into()
+            }
+        }
+    )*};
+}
+
+from_redb!(StorageError DatabaseError TransactionError TableError CommitError);
+
+/// Runs `work` and makes an error of a panic in redb. It does not verify the checksums of its pages
+/// when it reads them, and some damage makes it panic; a store has to answer with an error. What
+/// panicked is not used again: a transaction rolls back.
+#[cfg(feature = "std")]
+pub(crate) fn shielded<R>(work: impl FnOnce() -> Result<R, RedbError>) -> Result<R, RedbError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(ToString::to_string)
+            .or_else(|| panic.downcast_ref::<String>().cloned());
+        let what = text.unwrap_or_else(|| "no message".to_string());
+        Err(RedbError::Damaged { what: format!("redb panicked: {what}") })
+    })
+}
+
+/// Without std a panic ends the program.
+#[cfg(not(feature = "std"))]
+pub(crate) fn shielded<R>(work: impl FnOnce() -> Result<R, RedbError>) -> Result<R, RedbError> {
+    work()
+}

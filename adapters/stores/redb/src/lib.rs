@@ -1,0 +1,492 @@
+//! twobox on [redb]: outbox and inbox in an embedded database file, the user's own tables in the
+//! same commits.
+//!
+//! Each commit is durable when it returns (but see [`RedbOptions::sync_deliveries`]), and atomic
+//! (P2, P5): the rows of twobox and the user's, or none of them. One transaction writes at a time,
+//! so guards never fail here, except in a transaction of the user's that read before. To begin a
+//! transaction waits for the one that is open; on the same thread that is for ever, as with any
+//! lock.
+//!
+//! Callers of [`Store::run`] and [`Store::write`] that come at the same time share a commit, and
+//! each returns when it is durable. So the more threads write, the fewer syncs each of them costs;
+//! one that is alone waits for nobody.
+//!
+//! ```
+//! use redb::{ReadableDatabase, TableDefinition};
+//! use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Request, Store};
+//! use twobox_redb::RedbStore;
+//!
+//! const STOCK: TableDefinition<&str, u64> = TableDefinition::new("stock");
+//!
+//! let folder = tempfile::tempdir()?;
+//! let store = RedbStore::create(folder.path().join("shop.redb"))?;
+//!
+//! // The order, its event and a row of our own: one commit.
+//! let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
+//! let events = [Draft::new("order.created", Body::json(r#"{"item":"notebook"}"#)?)?];
+//! let order = CommitOrder::new(&request, OrderId::new("order-1")?, Body::json("{}")?, events)?;
+//! let placed = store.write(Millis::new(1_000), |tx| -> Result<_, Box<dyn std::error::Error>> {
+//!     tx.redb().open_table(STOCK)?.insert("notebook", 39)?;
+//!     Ok(tx.run(&order)?)
+//! }).map_err(|error| error.to_string())?;
+//! assert!(!placed.repeated);
+//! assert_eq!(store.database().begin_read()?.open_table(STOCK)?.get("notebook")?.unwrap().value(), 39);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # A database that is yours
+//!
+//! [`RedbStore::with_database`] makes a store of a database that is open already, [`Lent`] runs
+//! transitions in a write transaction of yours, which you commit, and [`RedbView`] reads in a read
+//! transaction of yours. In the database we touch only tables whose names begin with `twobox_`.
+//!
+//! ```
+//! use twobox::{Fingerprint, Millis, Register, Request, Tables};
+//! use twobox_redb::Lent;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let database = redb::Database::create(folder.path().join("mine.redb"))?;
+//! let mine = database.begin_write()?;
+//! let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
+//! Lent::new(&mine)?.run(Register::new(&request), Millis::new(1_000))?;
+//! mine.commit()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Damage
+//!
+//! Opening verifies the file (see [`RedbOptions::verify_on_open`]) and refuses without changing a
+//! byte what is damaged, not closed properly and beyond repair, of another version, or not ours.
+//! Each row has a checksum that is checked when it is read. What makes redb panic all the same
+//! comes out as [`RedbError::Damaged`], unless the program is built to abort on a panic.
+//!
+//! # Without std
+//!
+//! Without the feature `std` (on by default) there are no files and no shared commits, and a store
+//! lives on whatever implements
+//! [`StorageBackend`]: see [`RedbStore::create_on`] and [`RedbStore::open_on`]. redb is then built without std as well, which it offers
+//! with its feature `experimental-api-5` only, so the program's own manifest must turn that on, and
+//! a panic must abort:
+//!
+//! ```toml
+//! [dependencies]
+//! redb = { version = "4.6", default-features = false, features = ["experimental-api-5"] }
+//! twobox-redb = { version = "0.1", default-features = false }
+//!
+//! [profile.release]
+//! panic = "abort"
+//! ```
+
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
+
+mod error;
+#[cfg(feature = "std")]
+mod group;
+mod open;
+mod tables;
+mod trial;
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+#[cfg(feature = "std")]
+use std::path::Path;
+
+use redb::{
+    Database, Durability, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction,
+};
+use self_cell::self_cell;
+use spin::Mutex;
+use twobox::{
+    Applied, Batch, Load, Millis, Query, Reader, Rows, RunError, Stepped, Store, Tables,
+    Transaction, Transition,
+};
+#[cfg(feature = "std")]
+use {core::convert::Infallible, redb::ReadOnlyDatabase, twobox::End};
+
+pub use error::RedbError;
+pub use open::RedbOptions;
+
+use error::shielded;
+#[cfg(feature = "std")]
+use group::Group;
+use tables::Opened;
+
+/// A store in a redb database.
+#[derive(Debug)]
+pub struct RedbStore {
+    database: Arc<Database>,
+    sync_deliveries: bool,
+    #[cfg(feature = "std")]
+    group: Group,
+}
+
+impl RedbStore {
+    /// Creates a store at a path where there is nothing, as [`RedbOptions::create`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[cfg(feature = "std")]
+    pub fn create(path: impl AsRef<Path>) -> Result<Self, RedbError> {
+        RedbOptions::new().create(path)
+    }
+
+    /// Opens a store, as [`RedbOptions::open`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[cfg(feature = "std")]
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, RedbError> {
+        RedbOptions::new().open(path)
+    }
+
+    /// Opens the store at this path, or creates it, as [`RedbOptions::open_or_create`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[cfg(feature = "std")]
+    pub fn open_or_create(path: impl AsRef<Path>) -> Result<Self, RedbError> {
+        RedbOptions::new().open_or_create(path)
+    }
+
+    /// Creates a store on an empty storage, as [`RedbOptions::create_on`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// ```
+    /// let store = twobox_redb::RedbStore::create_on(redb::backends::InMemoryBackend::new())?;
+    /// # Ok::<(), twobox_redb::RedbError>(())
+    /// ```
+    pub fn create_on(storage: impl StorageBackend) -> Result<Self, RedbError> {
+        RedbOptions::new().create_on(storage)
+    }
+
+    /// Opens the store on a storage, as [`RedbOptions::open_on`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open_on(storage: impl StorageBackend) -> Result<Self, RedbError> {
+        RedbOptions::new().open_on(storage)
+    }
+
+    /// The store in a database that is open already, as [`RedbOptions::with_database`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn with_database(database: impl Into<Arc<Database>>) -> Result<Self, RedbError> {
+        RedbOptions::new().with_database(database)
+    }
+
+    /// The database, for the user's own tables, and for all that redb can do with it.
+    #[must_use]
+    pub fn database(&self) -> &Arc<Database> {
+        &self.database
+    }
+
+    /// Closes the database, unless others hold it. To drop the store does the same and says nothing
+    /// of errors.
+    ///
+    /// # Errors
+    ///
+    /// What redb says. What was committed is there all the same.
+    pub fn close(self) -> Result<(), RedbError> {
+        match Arc::into_inner(self.database) {
+            Some(database) => Ok(database.close()?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Reader for RedbStore {
+    type Error = RedbError;
+    type View<'a> = RedbView;
+
+    fn view(&self) -> Result<RedbView, RedbError> {
+        Ok(RedbView { tx: self.database.begin_read()? })
+    }
+}
+
+impl Store for RedbStore {
+    type Tx<'a> = RedbTransaction;
+
+    fn begin(&self) -> Result<RedbTransaction, RedbError> {
+        RedbTransaction::begin(&self.database, self.sync_deliveries)
+    }
+
+    #[cfg(feature = "std")]
+    /// With the others that come at the same time; a transaction of [`Store::begin`] is shared with
+    /// nobody.
+    fn transact<R>(
+        &self,
+        work: impl FnMut(&mut RedbTransaction) -> End<R>,
+    ) -> Result<R, RunError<RedbError, Infallible>> {
+        self.group.transact(&|| self.begin(), work)
+    }
+}
+
+/// A store that is open for reading alone; see [`RedbOptions::open_read_only`].
+#[cfg(feature = "std")]
+pub struct RedbReader {
+    database: ReadOnlyDatabase,
+}
+
+#[cfg(feature = "std")]
+impl RedbReader {
+    /// Opens a store to read it, as [`RedbOptions::open_read_only`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, RedbError> {
+        RedbOptions::new().open_read_only(path)
+    }
+
+    /// The database, for the user's own tables.
+    #[must_use]
+    pub fn database(&self) -> &ReadOnlyDatabase {
+        &self.database
+    }
+}
+
+#[cfg(feature = "std")]
+impl Reader for RedbReader {
+    type Error = RedbError;
+    type View<'a> = RedbView;
+
+    /// Each view shows what is committed by now, by whichever process.
+    fn view(&self) -> Result<RedbView, RedbError> {
+        shielded(|| RedbView::new(self.database.begin_read()?))
+    }
+}
+
+/// The tables of twobox in a read transaction.
+pub struct RedbView {
+    tx: ReadTransaction,
+}
+
+impl RedbView {
+    /// The tables in a read transaction of the user's.
+    ///
+    /// # Errors
+    ///
+    /// [`RedbError::NotTwobox`] if the database has none of ours, [`RedbError::UnknownFormat`], or
+    /// what redb says.
+    pub fn new(tx: ReadTransaction) -> Result<Self, RedbError> {
+        tables::check_format(&tx)?;
+        Ok(Self { tx })
+    }
+
+    /// The transaction, for the user's own tables at the same moment.
+    #[must_use]
+    pub fn redb(&self) -> &ReadTransaction {
+        &self.tx
+    }
+}
+
+impl Load for RedbView {
+    type Error = RedbError;
+
+    fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
+        tables::load(&mut Opened::new(&self.tx), query)
+    }
+}
+
+/// A transaction of the store.
+pub struct RedbTransaction {
+    tables: Kept,
+    /// Whether a part of something may be written.
+    broken: AtomicBool,
+    /// Whether something may have been written.
+    wrote: AtomicBool,
+    /// Whether the commit must be durable.
+    durable: AtomicBool,
+}
+
+self_cell! {
+    /// A transaction and our tables, which stay open in it from one call to the next: to open one
+    /// costs as much as a read or two.
+    struct Kept {
+        owner: WriteTransaction,
+        #[not_covariant]
+        dependent: KeptTables,
+    }
+}
+
+type KeptTables<'t> = Mutex<Opened<'t, WriteTransaction>>;
+
+impl RedbTransaction {
+    fn begin(database: &Database, durable: bool) -> Result<Self, RedbError> {
+        let tables = Kept::new(database.begin_write()?, |tx| Mutex::new(Opened::new(tx)));
+        Ok(Self {
+            tables,
+            broken: AtomicBool::new(false),
+            wrote: AtomicBool::new(false),
+            durable: AtomicBool::new(durable),
+        })
+    }
+
+    /// The transaction, for the user's own tables: they are written in the same commit. Tables
+    /// whose names begin with `twobox_` may be opened to look at them, and must be dropped before a
+    /// transition runs.
+    #[must_use]
+    pub fn redb(&self) -> &WriteTransaction {
+        self.wrote.store(true, Ordering::Relaxed);
+        self.durable.store(true, Ordering::Relaxed);
+        self.tables.with_dependent(|_, tables| {
+            let mut tables = tables.lock();
+            // Whoever looks at our tables, or lends us the transaction again, finds all that was
+            // written. An error is told by the commit.
+            let mut broken = false;
+            let _told_later = tables::flush(&mut tables, &mut broken);
+            self.broken.fetch_or(broken, Ordering::Relaxed);
+            // redb opens a table once at a time, and now it is the user's turn.
+            tables.close();
+        });
+        self.tables.borrow_owner()
+    }
+
+    fn with_tables<R>(
+        &mut self,
+        work: impl FnOnce(&mut Opened<'_, WriteTransaction>, &mut bool) -> R,
+    ) -> R {
+        let broken = self.broken.get_mut();
+        self.tables.with_dependent_mut(|_, tables| work(tables.get_mut(), broken))
+    }
+}
+
+impl Load for RedbTransaction {
+    type Error = RedbError;
+
+    fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
+        self.with_tables(|tables, broken| tables::load_written(tables, query, broken))
+    }
+}
+
+impl Tables for RedbTransaction {
+    fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
+        *self.wrote.get_mut() = true;
+        *self.durable.get_mut() = true;
+        self.with_tables(|tables, broken| apply(tables, batch, broken))
+    }
+
+    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, RedbError> {
+        let stepped = self.with_tables(|tables, broken| step(tables, transition, now, broken));
+        if *self.broken.get_mut() || stepped.as_ref().is_ok_and(|step| step.wrote) {
+            *self.wrote.get_mut() = true;
+            *self.durable.get_mut() |= !transition.may_be_lost();
+        }
+        stepped
+    }
+}
+
+impl Transaction for RedbTransaction {
+    /// Commits. After [`RedbError::Broken`] nothing was committed, after any other error the store
+    /// must be opened again to find out.
+    fn commit(mut self) -> Result<(), RedbError> {
+        if *self.broken.get_mut() {
+            return Err(RedbError::Broken);
+        }
+        self.with_tables(tables::flush)?;
+        let mut tx = self.tables.into_owner();
+        if !self.durable.into_inner() {
+            // Refused where processes share the database; then the commit is durable.
+            let _shared = tx.set_durability(Durability::None);
+        }
+        shielded(|| Ok(tx.commit()?))
+    }
+}
+
+/// The tables of twobox in an open write transaction of the user's, who commits it, or rolls it
+/// back after an error.
+pub struct Lent<'t> {
+    tx: &'t WriteTransaction,
+    broken: bool,
+}
+
+impl<'t> Lent<'t> {
+    /// Runs transitions in this transaction. If the database has no tables of ours, they are added
+    /// in it.
+    ///
+    /// # Errors
+    ///
+    /// [`RedbError::NameTaken`] if there are other tables of our names,
+    /// [`RedbError::UnknownFormat`], or what redb says. Roll back then.
+    pub fn new(tx: &'t WriteTransaction) -> Result<Self, RedbError> {
+        shielded(|| tables::prepare(tx))?;
+        Ok(Self { tx, broken: false })
+    }
+}
+
+impl Load for Lent<'_> {
+    type Error = RedbError;
+
+    fn load(&mut self, query: &Query) -> Result<Rows, RedbError> {
+        tables::load(&mut Opened::new(self.tx), query)
+    }
+}
+
+impl Tables for Lent<'_> {
+    fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
+        let mut tables = Opened::new(self.tx);
+        let applied = apply(&mut tables, batch, &mut self.broken)?;
+        tables::flush(&mut tables, &mut self.broken)?;
+        Ok(applied)
+    }
+
+    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, RedbError> {
+        let mut tables = Opened::new(self.tx);
+        let stepped = step(&mut tables, transition, now, &mut self.broken)?;
+        tables::flush(&mut tables, &mut self.broken).map_err(RunError::Store)?;
+        Ok(stepped)
+    }
+}
+
+/// Applies a batch, and nothing more once that has failed: a part of a batch may be written then.
+fn apply(
+    tables: &mut Opened<'_, WriteTransaction>,
+    batch: &Batch,
+    broken: &mut bool,
+) -> Result<Applied, RedbError> {
+    if *broken {
+        return Err(RedbError::Broken);
+    }
+    let applied = tables::apply(tables, batch);
+    *broken = applied.is_err();
+    applied
+}
+
+/// Runs a transition, and none once a batch has failed.
+fn step<T: Transition>(
+    tables: &mut Opened<'_, WriteTransaction>,
+    transition: &T,
+    now: Millis,
+    broken: &mut bool,
+) -> Stepped<T, RedbError> {
+    if *broken {
+        return Err(RunError::Store(RedbError::Broken));
+    }
+    tables::step(tables, broken, transition, now)
+}
+
+/// redb's own types have nothing to show.
+macro_rules! debug_by_name {
+    ($($name:ty),*) => {$(
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+debug_by_name!(RedbView, RedbTransaction, Lent<'_>);
+#[cfg(feature = "std")]
+debug_by_name!(Group, RedbReader);

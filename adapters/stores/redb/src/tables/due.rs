@@ -1,0 +1,372 @@
+//! Lanes by the time at which they are due. Lanes that are due at the same time lie together in
+//! blocks: those that are claimed together are due together when their lease ends, and so to claim,
+//! to renew and to settle them costs a write for many of them instead of one or two for each.
+//!
+//! The key of a block is a time in big endian and the least lane that can be in it: a block has
+//! what comes from its key on and before that of the next one. Its value has its lanes in their
+//! order, one at least, each with its length before it, and a checksum.
+
+use alloc::vec::Vec;
+use core::mem;
+use core::ops::Bound;
+
+use redb::{ReadableTable, Table};
+use twobox::codec::{self, Damaged};
+use twobox::{IndexEntry, Millis, OrderingKey};
+
+use super::seal::Place;
+use super::{Bytes, Start, index_error};
+use crate::error::RedbError;
+
+/// A block gets no longer, in bytes, so that a page has some of them.
+const FULL: usize = 1024;
+
+/// Lanes that become due at a time, or are due at it no more, and are not written yet: what comes
+/// together in a transaction is written together.
+#[derive(Debug, Default)]
+pub(crate) struct Moves {
+    come: Vec<(Millis, OrderingKey)>,
+    go: Vec<(Millis, OrderingKey)>,
+}
+
+impl Moves {
+    /// Notes that a lane comes or goes.
+    pub(super) fn add(&mut self, due: Millis, lane: &OrderingKey, comes: bool) {
+        let moves = if comes { &mut self.come } else { &mut self.go };
+        moves.push((due, lane.clone()));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.come.is_empty() && self.go.is_empty()
+    }
+
+    /// Writes them.
+    pub(super) fn write(&mut self, table: &mut Table<'_, Bytes, Bytes>) -> Result<(), RedbError> {
+        let Self { mut come, mut go } = mem::take(self);
+        let moves = in_order(&mut come, &mut go);
+        let (mut rest, mut key) = (&*moves, Vec::new());
+        while let Some(first) = rest.first() {
+            write_key(first.due, first.lane, &mut key);
+            let (these, later) = rest.split_at(until_next(table, &key, rest)?);
+            let block = block_of(table, &key)?;
+            write_block(table, first.due, block, these)?;
+            rest = later;
+        }
+        Ok(())
+    }
+}
+
+struct Move<'a> {
+    due: Millis,
+    lane: &'a [u8],
+    comes: bool,
+}
+
+/// All moves in the order of blocks, without those that came and went.
+fn in_order<'a>(
+    come: &'a mut [(Millis, OrderingKey)],
+    go: &'a mut [(Millis, OrderingKey)],
+) -> Vec<Move<'a>> {
+    // Each transition has noted them in the order of lanes, so much is in order already, which a
+    // stable sort makes use of.
+    come.sort();
+    go.sort();
+    let (mut come, mut go) = (come.iter().peekable(), go.iter().peekable());
+    let mut moves = Vec::with_capacity(come.len() + go.len());
+    loop {
+        let comes = match (come.peek(), go.peek()) {
+            (None, None) => return moves,
+            (Some(_), None) => true,
+            (None, Some(_)) => false,
+            (Some(come_next), Some(go_next)) if come_next == go_next => {
+                come.next();
+                go.next();
+                continue;
+            }
+            (Some(come_next), Some(go_next)) => come_next < go_next,
+        };
+        let next = if comes { come.next() } else { go.next() };
+        moves.extend(next.map(|(due, lane)| Move {
+            due: *due,
+            lane: lane.as_str().as_bytes(),
+            comes,
+        }));
+    }
+}
+
+/// Where a block begins.
+fn write_key(due: Millis, lane: &[u8], key: &mut Vec<u8>) {
+    key.clear();
+    key.extend_from_slice(&due.get().to_be_bytes());
+    key.extend_from_slice(lane);
+}
+
+fn split_key(key: &[u8]) -> Result<(Millis, &[u8]), RedbError> {
+    let (due, lane) =
+        key.split_first_chunk().ok_or_else(|| damaged("a block of due lanes with a short key"))?;
+    Ok((Millis::new(u64::from_be_bytes(*due)), lane))
+}
+
+fn damaged(what: &str) -> RedbError {
+    Damaged { table: twobox::Table::Lanes, what: what.into() }.into()
+}
+
+/// The time and the lanes of a block.
+pub(super) fn lanes<'a>(key: &[u8], sealed: &'a [u8]) -> Result<(Millis, Lanes<'a>), RedbError> {
+    let (due, _) = split_key(key)?;
+    Ok((due, Lanes(Place::DUE.unseal(key, sealed)?)))
+}
+
+/// The lanes of a block that are left.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lanes<'a>(&'a [u8]);
+
+impl<'a> Iterator for Lanes<'a> {
+    type Item = Result<&'a [u8], RedbError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (length, rest) = self.0.split_first()?;
+        match rest.split_at_checked(usize::from(*length)) {
+            Some((lane, rest)) => {
+                self.0 = rest;
+                Some(Ok(lane))
+            }
+            None => {
+                self.0 = &[];
+                Some(Err(damaged("a block of due lanes ends too early")))
+            }
+        }
+    }
+}
+
+/// An entry that is not as the rows say.
+pub(super) fn error(due: Millis, lane: &[u8], what: &'static str) -> RedbError {
+    let name = core::str::from_utf8(lane).ok().and_then(|lane| OrderingKey::new(lane).ok());
+    let Some(name) = name else {
+        return damaged("a lane that is no name among those that are due");
+    };
+    let mut entry = Vec::new();
+    codec::encode_index_entry(&IndexEntry::Due(due, name), &mut entry);
+    index_error(&entry, what)
+}
+
+/// The key of a block and its lanes.
+type Block = (Vec<u8>, Vec<u8>);
+
+/// How many of these moves, of which the first has this key, belong into the same block.
+fn until_next(
+    table: &Table<'_, Bytes, Bytes>,
+    key: &[u8],
+    moves: &[Move<'_>],
+) -> Result<usize, RedbError> {
+    if moves.len() == 1 {
+        return Ok(1);
+    }
+    let next = table.range((Bound::Excluded(Start(key)), Bound::Unbounded))?.next().transpose()?;
+    let next = next.as_ref().map(|(key, _)| split_key(key.value())).transpose()?;
+    let before_next = |other: &&Move<'_>| {
+        other.due == moves[0].due && next.is_none_or(|next| (other.due, other.lane) < next)
+    };
+    Ok(moves.iter().take_while(before_next).count())
+}
+
+/// The key and the value of the block that this key belongs into, if there is one.
+fn block_of(table: &Table<'_, Bytes, Bytes>, key: &[u8]) -> Result<Option<Block>, RedbError> {
+    let Some((found, sealed)) =
+        table.range((Bound::Unbounded, Bound::Included(Start(key))))?.next_back().transpose()?
+    else {
+        return Ok(None);
+    };
+    let found = found.value();
+    if split_key(found)?.0 != split_key(key)?.0 {
+        return Ok(None);
+    }
+    Ok(Some((found.to_vec(), Place::DUE.unseal(found, sealed.value())?.to_vec())))
+}
+
+/// Writes what a block comes to, as so many blocks as it needs.
+fn write_block(
+    table: &mut Table<'_, Bytes, Bytes>,
+    due: Millis,
+    block: Option<Block>,
+    moves: &[Move<'_>],
+) -> Result<(), RedbError> {
+    let (mut key, old) = block.unwrap_or_default();
+    let known = !key.is_empty();
+    // If they are too many for one block, each gets the same share: the next one that comes finds
+    // room.
+    let bytes = |comes| {
+        moves
+            .iter()
+            .filter(|moved| moved.comes == comes)
+            .map(|moved| 1 + moved.lane.len())
+            .sum::<usize>()
+    };
+    let whole = (old.len() + bytes(true)).saturating_sub(bytes(false));
+    let share = whole.div_ceil(whole.div_ceil(FULL).max(1));
+    let mut value = Vec::with_capacity(FULL + 8);
+    let mut flush = |key: &[u8], value: &mut Vec<u8>| -> Result<(), RedbError> {
+        Place::DUE.seal(key, value);
+        table.insert(key, value.as_slice())?;
+        value.clear();
+        Ok(())
+    };
+    let mut push = |lane: &[u8]| {
+        if !value.is_empty() && (value.len() >= share || value.len() + 1 + lane.len() > FULL) {
+            flush(&key, &mut value)?;
+            write_key(due, lane, &mut key);
+        } else if key.is_empty() {
+            write_key(due, lane, &mut key);
+        }
+        // A name has 128 bytes at most.
+        value.push(lane.len() as u8);
+        value.extend_from_slice(lane);
+        Ok::<_, RedbError>(())
+    };
+    let mut old = Lanes(&old);
+    let mut head = old.next().transpose()?;
+    for Move { lane, comes, .. } in moves {
+        let lane = *lane;
+        while let Some(before) = head.filter(|head| *head < lane) {
+            push(before)?;
+            head = old.next().transpose()?;
+        }
+        match (comes, head == Some(lane)) {
+            (true, false) => push(lane)?,
+            (false, true) => head = old.next().transpose()?,
+            (true, true) => return Err(error(due, lane, "its entry is there already")),
+            (false, false) => return Err(error(due, lane, "its entry is missing")),
+        }
+    }
+    while let Some(lane) = head {
+        push(lane)?;
+        head = old.next().transpose()?;
+    }
+    if !value.is_empty() {
+        flush(&key, &mut value)?;
+    } else if known {
+        table.remove(key.as_slice())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+    use redb::backends::InMemoryBackend;
+    use redb::{Database, ReadableTableMetadata as _};
+
+    use super::*;
+    use crate::tables::DUE;
+
+    /// Lanes with names of all lengths.
+    fn lane(number: u8) -> OrderingKey {
+        let filler = "x".repeat(usize::from(number) * 37 % 126);
+        OrderingKey::new(format!("{number:02x}{filler}")).unwrap()
+    }
+
+    /// What a transaction moves: a time, and lanes of which each changes sides.
+    fn transactions() -> impl Strategy<Value = Vec<Vec<(u64, Vec<u8>)>>> {
+        let lanes = prop_oneof![
+            prop::collection::vec(any::<u8>(), 1..4),
+            prop::collection::vec(any::<u8>(), 30..120)
+        ];
+        prop::collection::vec(prop::collection::vec((0..3_u64, lanes), 1..4), 1..8)
+    }
+
+    proptest! {
+        /// Whatever comes and goes, also in one transaction: the blocks have what is due, in its
+        /// order, none is too long and none is empty.
+        #[test]
+        fn blocks_have_what_is_due(transactions in transactions()) {
+            let database = Database::builder().create_with_backend(InMemoryBackend::new()).unwrap();
+            let mut model = BTreeSet::new();
+            for transaction in transactions {
+                let tx = database.begin_write().unwrap();
+                let mut table = tx.open_table(DUE).unwrap();
+                let mut moves = Moves::default();
+                for (due, lane) in transaction.into_iter().flat_map(|(due, lanes)| lanes.into_iter().map(move |lane| (due, lane))) {
+                    let (due, lane) = (Millis::new(due), self::lane(lane));
+                    let comes = !model.remove(&(due, lane.clone()));
+                    moves.add(due, &lane, comes);
+                    if comes {
+                        model.insert((due, lane));
+                    }
+                }
+                moves.write(&mut table).unwrap();
+                prop_assert!(moves.is_empty());
+                let mut found = Vec::new();
+                for block in table.iter().unwrap() {
+                    let (key, sealed) = block.unwrap();
+                    let (due, block) = lanes(key.value(), sealed.value()).unwrap();
+                    prop_assert!(!block.0.is_empty() && block.0.len() <= FULL);
+                    let block: Vec<&[u8]> = block.collect::<Result<_, _>>().unwrap();
+                    prop_assert!(split_key(key.value()).unwrap().1 <= block[0]);
+                    found.extend(block.into_iter().map(|lane| (due, OrderingKey::new(core::str::from_utf8(lane).unwrap()).unwrap())));
+                }
+                prop_assert_eq!(found, model.iter().cloned().collect::<Vec<_>>());
+                drop(table);
+                tx.commit().unwrap();
+            }
+        }
+    }
+
+    /// What is due at the same time takes few writes: 78 lanes of 12 bytes are in a block.
+    #[test]
+    fn lanes_that_come_together_lie_together() {
+        let database = Database::builder().create_with_backend(InMemoryBackend::new()).unwrap();
+        let tx = database.begin_write().unwrap();
+        let mut table = tx.open_table(DUE).unwrap();
+        for (comes, blocks) in [(true, 4), (false, 0)] {
+            let mut moves = Moves::default();
+            (0..256).for_each(|n| {
+                moves.add(
+                    Millis::new(1),
+                    &OrderingKey::new(format!("order-{n:06}")).unwrap(),
+                    comes,
+                )
+            });
+            moves.write(&mut table).unwrap();
+            assert_eq!(table.len().unwrap(), blocks);
+        }
+        // One by one, in any order: a block that is full becomes two with room.
+        for n in 0..256_u32 {
+            let mut moves = Moves::default();
+            moves.add(
+                Millis::new(1),
+                &OrderingKey::new(format!("order-{:06}", n.wrapping_mul(97) % 256)).unwrap(),
+                true,
+            );
+            moves.write(&mut table).unwrap();
+        }
+        let blocks = table.len().unwrap();
+        assert!((4..=8).contains(&blocks), "{blocks} blocks");
+    }
+
+    /// What is there already does not come, and what is not there does not go.
+    #[test]
+    fn moves_that_do_not_fit_are_damage() {
+        let database = Database::builder().create_with_backend(InMemoryBackend::new()).unwrap();
+        let tx = database.begin_write().unwrap();
+        let mut table = tx.open_table(DUE).unwrap();
+        let mut moved = |due, number, comes| {
+            let mut moves = Moves::default();
+            moves.add(Millis::new(due), &lane(number), comes);
+            moves.write(&mut table)
+        };
+        moved(1, 1, true).unwrap();
+        for (due, number, comes, what) in [
+            (1, 1, true, "there already"),
+            (1, 2, false, "missing"),
+            (1, 0, false, "missing"),
+            (2, 1, false, "missing"),
+        ] {
+            let error = moved(due, number, comes).unwrap_err().to_string();
+            assert!(error.contains(what), "{error}");
+        }
+        moved(1, 1, false).unwrap();
+        assert!(table.is_empty().unwrap());
+    }
+}

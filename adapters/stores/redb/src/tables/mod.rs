@@ -1,0 +1,186 @@
+//! The tables in a redb transaction: how rows and the index are kept, how queries are answered and
+//! batches applied.
+//!
+//! | redb table      | key                  | value                                             |
+//! |-----------------|----------------------|---------------------------------------------------|
+//! | `twobox_meta`   | `format`             | the format version, with a checksum               |
+//! | `twobox_NAME`, one for each [`Table`] | the row's key | the row as bytes, with a checksum |
+//! | `twobox_pending` | the index entry of a pending event | its row in the outbox, with a checksum |
+//! | `twobox_dead`   | the index entry of a dead event | nothing                               |
+//! | `twobox_due`    | a time, and a lane   | lanes that are due then, with a checksum; see `due`  |
+//!
+//! The row of a pending event lies where a claim and a settlement come by, in the order of its
+//! lane; in `twobox_outbox` there is then a zero, which is no revision, and the index entry under
+//! which the row lies. Any other index entry is checked against the row that it leads to.
+
+mod apply;
+mod due;
+mod load;
+mod seal;
+
+use alloc::string::ToString;
+use core::borrow::Borrow;
+
+use redb::{MultimapTableHandle, ReadableTableMetadata as _};
+use redb::{
+    ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError, TableHandle, Value,
+    WriteTransaction,
+};
+use twobox::codec;
+use twobox::{FORMAT_VERSION, Table};
+
+use crate::error::RedbError;
+
+pub(crate) use apply::{apply, flush, load_written, step};
+pub(crate) use load::{Opened, load};
+
+use seal::Place;
+
+type Bytes = &'static [u8];
+
+const PREFIX: &str = "twobox_";
+const META: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_meta");
+const PENDING: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_pending");
+const DEAD: TableDefinition<'_, Bytes, ()> = TableDefinition::new("twobox_dead");
+const DUE: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_due");
+const FORMAT: &[u8] = b"format";
+
+/// In the order of [`Table::ALL`].
+const ROWS: [TableDefinition<'_, Bytes, Bytes>; Table::ALL.len()] = [
+    TableDefinition::new("twobox_requests"),
+    TableDefinition::new("twobox_orders"),
+    TableDefinition::new("twobox_events"),
+    TableDefinition::new("twobox_outbox"),
+    TableDefinition::new("twobox_lanes"),
+    TableDefinition::new("twobox_inbox"),
+    TableDefinition::new("twobox_effects"),
+    TableDefinition::new("twobox_positions"),
+    TableDefinition::new("twobox_calls"),
+];
+
+/// A transaction whose tables can be read.
+pub(crate) trait Source {
+    type Table<'a, V: Value + 'static>: ReadableTable<Bytes, V>
+    where
+        Self: 'a;
+
+    fn table<V: Value + 'static>(
+        &self,
+        definition: TableDefinition<'_, Bytes, V>,
+    ) -> Result<Self::Table<'_, V>, TableError>;
+}
+
+impl Source for WriteTransaction {
+    type Table<'a, V: Value + 'static> = redb::Table<'a, Bytes, V>;
+
+    fn table<V: Value + 'static>(
+        &self,
+        definition: TableDefinition<'_, Bytes, V>,
+    ) -> Result<redb::Table<'_, Bytes, V>, TableError> {
+        self.open_table(definition)
+    }
+}
+
+impl Source for ReadTransaction {
+    type Table<'a, V: Value + 'static> = ReadOnlyTable<Bytes, V>;
+
+    fn table<V: Value + 'static>(
+        &self,
+        definition: TableDefinition<'_, Bytes, V>,
+    ) -> Result<ReadOnlyTable<Bytes, V>, TableError> {
+        self.open_table(definition)
+    }
+}
+
+/// Reads the format version: an error unless it is ours, `None` if there is none.
+fn format_in<T: ReadableTable<Bytes, Bytes>>(meta: &T) -> Result<Option<()>, RedbError> {
+    let Some(sealed) = meta.get(FORMAT)? else { return Ok(None) };
+    let value = Place::META.unseal(FORMAT, sealed.value())?;
+    let found = value.try_into().map(u32::from_be_bytes);
+    match found {
+        Ok(FORMAT_VERSION) => Ok(Some(())),
+        Ok(found) => Err(RedbError::UnknownFormat { found, known: FORMAT_VERSION }),
+        Err(_) => Err(RedbError::Damaged { what: "the format version is no number".to_string() }),
+    }
+}
+
+/// Checks that this is a store of the format that we know.
+pub(crate) fn check_format(tx: &ReadTransaction) -> Result<(), RedbError> {
+    match tx.table(META) {
+        Ok(meta) => format_in(&meta)?.ok_or(RedbError::NotTwobox),
+        Err(TableError::TableDoesNotExist(_)) => Err(RedbError::NotTwobox),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Checks that this is a store, and that all of its tables are there.
+pub(crate) fn check(tx: &ReadTransaction) -> Result<(), RedbError> {
+    check_format(tx)?;
+    Ok(open_all(tx)?)
+}
+
+/// Makes a store of the database, in this transaction, unless it is one.
+pub(crate) fn prepare(tx: &WriteTransaction) -> Result<(), RedbError> {
+    let mut meta = tx.table(META)?;
+    if format_in(&meta)?.is_some() {
+        return Ok(());
+    }
+    let tables = tx.list_tables()?.map(|table| table.name().to_string());
+    let multimaps = tx.list_multimap_tables()?.map(|table| table.name().to_string());
+    let mut names = tables.filter(|name| name != META.name()).chain(multimaps);
+    if let Some(table) = names.find(|name| name.starts_with(PREFIX)) {
+        return Err(RedbError::NameTaken {
+            table,
+            what: "the database has no format version of twobox".to_string(),
+        });
+    }
+    if !meta.is_empty()? {
+        let what = "it has rows, but no format version of twobox".to_string();
+        return Err(RedbError::NameTaken { table: META.name().to_string(), what });
+    }
+    let mut version = FORMAT_VERSION.to_be_bytes().to_vec();
+    Place::META.seal(FORMAT, &mut version);
+    meta.insert(FORMAT, version.as_slice())?;
+    Ok(open_all(tx)?)
+}
+
+/// Opens all tables, which creates them in a transaction that writes.
+fn open_all<S: Source>(source: &S) -> Result<(), TableError> {
+    for definition in ROWS {
+        source.table(definition)?;
+    }
+    source.table(PENDING)?;
+    source.table(DEAD)?;
+    source.table(DUE)?;
+    Ok(())
+}
+
+/// A key as a bound of a range. It is no reference, so it says by itself which kind of range it
+/// makes, to each of redb's interfaces.
+struct Start<'a>(&'a [u8]);
+
+impl<'a> Borrow<&'a [u8]> for Start<'a> {
+    fn borrow(&self) -> &&'a [u8] {
+        &self.0
+    }
+}
+
+/// An entry of the index that does not go together with the row that it leads to.
+fn index_error(entry: &[u8], what: &'static str) -> RedbError {
+    match codec::decode_index_entry(entry) {
+        Ok(entry) => RedbError::Index { entry: entry.key().to_string(), what },
+        Err(damaged) => damaged.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_have_the_names_of_tables() {
+        for table in Table::ALL {
+            assert_eq!(ROWS[table as usize].name(), format!("{PREFIX}{table}"));
+        }
+    }
+}

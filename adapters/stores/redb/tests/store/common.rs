@@ -1,0 +1,298 @@
+//! Stores to test with: a disk in memory that can be looked at, and rows in every state.
+
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use redb::StorageBackend;
+use twobox::{
+    Applied, Batch, Body, CallRow, CallState, Change, Consumer, DeliveryState, Digest, Dump, Event,
+    EventId, EventType, Expect, Fingerprint, Headers, InboxRow, InboxState, LaneRow, Lease, Millis,
+    OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reader, Reason, Record,
+    RequestKey, RequestRow, Store, Tables, Transaction,
+};
+use twobox_redb::{RedbError, RedbStore};
+
+/// A disk in memory. Its clones are the same disk.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Disk(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    bytes: Vec<u8>,
+    written: usize,
+    /// How many reads and writes go well from now on.
+    good: usize,
+    /// What the disk held after each write.
+    history: Option<Vec<Vec<u8>>>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { bytes: Vec::new(), written: 0, good: usize::MAX, history: None }
+    }
+}
+
+impl Disk {
+    /// After so many reads and writes, all of them fail.
+    pub(crate) fn fail_after(&self, good: usize) {
+        self.0.lock().unwrap().good = good;
+    }
+
+    fn may_fail(&self) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap();
+        state.good =
+            state.good.checked_sub(1).ok_or_else(|| io::Error::other("the disk is gone"))?;
+        Ok(())
+    }
+
+    pub(crate) fn with(bytes: Vec<u8>) -> Self {
+        Self(Arc::new(Mutex::new(State { bytes, ..State::default() })))
+    }
+
+    /// A disk that remembers what it held after each write.
+    pub(crate) fn remembering(bytes: Vec<u8>) -> Self {
+        Self(Arc::new(Mutex::new(State { bytes, history: Some(Vec::new()), ..State::default() })))
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.0.lock().unwrap().bytes.clone()
+    }
+
+    pub(crate) fn history(&self) -> Vec<Vec<u8>> {
+        self.0.lock().unwrap().history.take().unwrap()
+    }
+
+    /// How many bytes were written since this was asked last.
+    pub(crate) fn written(&self) -> usize {
+        std::mem::take(&mut self.0.lock().unwrap().written)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut state = self.0.lock().unwrap();
+        change(&mut state.bytes);
+        let bytes = state.bytes.clone();
+        if let Some(history) = &mut state.history {
+            history.push(bytes);
+        }
+    }
+}
+
+impl StorageBackend for Disk {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.lock().unwrap().bytes.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.may_fail()?;
+        let (state, start) = (self.0.lock().unwrap(), usize::try_from(offset).unwrap());
+        let there = state.bytes.get(start..start + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
+        out.copy_from_slice(there);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.may_fail()?;
+        self.change(|bytes| bytes.resize(usize::try_from(len).unwrap(), 0));
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.may_fail()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.may_fail()?;
+        self.0.lock().unwrap().written += data.len();
+        let start = usize::try_from(offset).unwrap();
+        self.change(|bytes| bytes[start..start + data.len()].copy_from_slice(data));
+        Ok(())
+    }
+}
+
+pub(crate) const fn at(millis: u64) -> Millis {
+    Millis::new(millis)
+}
+
+pub(crate) fn lane(name: &str) -> OrderingKey {
+    OrderingKey::new(name).unwrap()
+}
+
+pub(crate) fn event(id: &str) -> EventId {
+    EventId::new(id).unwrap()
+}
+
+pub(crate) fn outbox_row(lane: &OrderingKey, sequence: u64, state: DeliveryState) -> OutboxRow {
+    OutboxRow {
+        lane: lane.clone(),
+        sequence,
+        event_type: EventType::new("order.created").unwrap(),
+        committed_at: at(1_000),
+        due: at(1_000),
+        starts: 0,
+        failures: 0,
+        state,
+        reason: None,
+    }
+}
+
+pub(crate) fn lane_row(due: Option<Millis>) -> LaneRow {
+    LaneRow {
+        next: 9,
+        confirmed: 0,
+        due,
+        starts: 0,
+        token: 0,
+        lease: None,
+        blocked_by: None,
+        begun: at(1_000),
+        changed_at: at(1_000),
+    }
+}
+
+/// Rows of every table in every state.
+pub(crate) fn every_state() -> Vec<Record> {
+    let (first, second) = (lane("customer-7"), lane("customer-8"));
+    let request = |id: &str| RequestKey::new("shop", id).unwrap();
+    let order = OrderId::new("order-1").unwrap();
+    let bound = |placed| RequestRow {
+        fingerprint: Fingerprint::of([("item", "notebook"), ("quantity", "2")]),
+        registered_at: at(900),
+        placed,
+    };
+    let states = [
+        ("e1", 1, DeliveryState::Confirmed(at(1_500))),
+        ("e2", 2, DeliveryState::Cancelled(at(1_600))),
+        ("e3", 3, DeliveryState::Discarded(at(1_700))),
+        ("e4", 4, DeliveryState::Pending),
+        ("e5", 5, DeliveryState::Pending),
+    ];
+    let events: Vec<EventId> =
+        states.iter().map(|(id, ..)| event(id)).chain([event("f1")]).collect();
+    let mut records = vec![
+        Record::Request(request("req-open"), bound(None)),
+        Record::Request(
+            request("req-placed"),
+            bound(Some(Placed { order: order.clone(), events: events.clone(), at: at(1_000) })),
+        ),
+        Record::Order(
+            order.clone(),
+            OrderRow {
+                request: request("req-placed"),
+                committed_at: at(1_000),
+                body: Body::json("{}").unwrap(),
+            },
+        ),
+    ];
+    for (n, id) in (0_u8..).zip(&events) {
+        records.push(Record::Event(Event {
+            id: id.clone(),
+            order: order.clone(),
+            event_type: EventType::new("order.created").unwrap(),
+            schema_version: u32::from(n) + 1,
+            ordering_key: first.clone(),
+            time: at(1_000),
+            headers: Headers::new().with("traceparent", "00-4bf9").unwrap(),
+            body: Body::new("application/octet-stream", [0, n, 255]).unwrap(),
+        }));
+    }
+    for (id, sequence, state) in states {
+        records.push(Record::Outbox(event(id), outbox_row(&first, sequence, state)));
+    }
+    records.push(Record::Outbox(
+        event("f1"),
+        OutboxRow {
+            starts: 16,
+            failures: 16,
+            reason: Some(Reason::new("no route")),
+            ..outbox_row(&second, 1, DeliveryState::Dead(at(1_800)))
+        },
+    ));
+    let lease = Lease { owner: Owner::new("relay-1").unwrap(), until: at(9_000), through: 4 };
+    records.push(Record::Lane(
+        first,
+        LaneRow {
+            next: 6,
+            confirmed: 1,
+            starts: 1,
+            token: 3,
+            lease: Some(lease),
+            ..lane_row(Some(at(9_000)))
+        },
+    ));
+    records.push(Record::Lane(
+        second,
+        LaneRow { next: 2, blocked_by: Some(event("f1")), ..lane_row(None) },
+    ));
+    records.push(Record::Lane(lane("customer-9"), lane_row(Some(at(20_000)))));
+    let consumer = Consumer::new("loyalty").unwrap();
+    let states =
+        [("e1", InboxState::Applied), ("e2", InboxState::Failing), ("e3", InboxState::Poisoned)];
+    for (id, state) in states {
+        let (failures, reason) = match state {
+            InboxState::Applied => (0, None),
+            InboxState::Failing | InboxState::Poisoned => {
+                (2, Some(Reason::new("no such customer")))
+            }
+        };
+        let content = Digest::of_parts("sample", [id.as_bytes()]);
+        records.push(Record::Inbox(
+            consumer.clone(),
+            event(id),
+            InboxRow {
+                content,
+                at: at(2_000),
+                state,
+                failures,
+                reason,
+                effect: state == InboxState::Applied,
+            },
+        ));
+    }
+    records.push(Record::Effect(consumer.clone(), event("e1"), Body::text("10 points").unwrap()));
+    records.push(Record::Position(
+        consumer.clone(),
+        lane("customer-7"),
+        PositionRow { begun: at(1_000), sequence: 1, at: at(2_000) },
+    ));
+    let states = [
+        ("e1", CallState::Done, Some("receipt 4711")),
+        ("e2", CallState::Intended, None),
+        ("e3", CallState::Started, None),
+        ("e4", CallState::Unknown, Some("no answer")),
+    ];
+    for (id, state, note) in states {
+        let starts = u32::from(state != CallState::Intended);
+        let row = CallRow { state, at: at(2_500), starts, note: note.map(Reason::new) };
+        records.push(Record::Call(consumer.clone(), event(id), row));
+    }
+    records
+}
+
+/// Inserts the records, in one commit.
+pub(crate) fn fill(store: &RedbStore, records: Vec<Record>) {
+    let puts =
+        records.into_iter().map(|record| Change::Put { expect: Expect::Absent, record }).collect();
+    let mut tx = store.begin().unwrap();
+    assert_eq!(tx.apply(&Batch::of(puts).unwrap()).unwrap(), Applied::Written);
+    tx.commit().unwrap();
+}
+
+/// All tables as text.
+pub(crate) fn text<R: Reader<Error = RedbError>>(store: &R) -> Result<String, RedbError> {
+    Ok(Dump::of(&mut store.view()?)?.to_string())
+}
+
+/// The bytes of a closed store with rows in every state, and its tables as text.
+pub(crate) fn sample() -> (Vec<u8>, String) {
+    let disk = Disk::default();
+    let store = RedbStore::create_on(disk.clone()).unwrap();
+    fill(&store, every_state());
+    let text = text(&store).unwrap();
+    store.close().unwrap();
+    (disk.bytes(), text)
+}
+
+pub(crate) fn write(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).unwrap();
+}
