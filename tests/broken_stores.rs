@@ -193,11 +193,11 @@ fn load(
     let mut rows = tables.load(&asked)?.into_vec();
     match (defect, query) {
         (Some(RevisionsStayOne), _) => {
-            rows.iter_mut().for_each(|row| row.revision = Revision::FIRST)
+            rows.iter_mut().for_each(|row| row.revision = Revision::FIRST);
         }
         (Some(WalksBackwards), Query::Walk { .. }) => rows.reverse(),
         (Some(DropsTheLastOfAFullPage), Query::Walk { limit, .. }) if rows.len() == *limit => {
-            drop(rows.pop())
+            drop(rows.pop());
         }
         (Some(ReordersDeliveries), Query::Due { .. }) => {
             rows = by_lane(rows)
@@ -209,7 +209,7 @@ fn load(
                 .collect();
         }
         (Some(ForgetsTheLaterLane), Query::Due { now, .. }) => {
-            rows.retain(|row| lane_due(row).is_none_or(|due| due <= *now))
+            rows.retain(|row| lane_due(row).is_none_or(|due| due <= *now));
         }
         (Some(SignedTimes), Query::Due { .. }) => {
             let mut lanes = by_lane(rows);
@@ -294,10 +294,10 @@ impl Tables for BrokenTransaction<'_> {
                     let expect = there.map_or(Expect::Absent, |row| Expect::Revision(row.revision));
                     match (change, expect) {
                         (Change::Put { record, .. }, expect) => {
-                            forced.push(Change::Put { expect, record })
+                            forced.push(Change::Put { expect, record });
                         }
                         (Change::Delete { key, .. }, Expect::Revision(expect)) => {
-                            forced.push(Change::Delete { expect, key })
+                            forced.push(Change::Delete { expect, key });
                         }
                         (Change::Delete { .. }, Expect::Absent) => {}
                     }

@@ -468,7 +468,7 @@ impl Driver {
     fn step(&mut self, step: &Step) {
         match step {
             Step::Clock(millis) => {
-                self.clock = Millis::new(self.clock.get().saturating_add_signed(*millis))
+                self.clock = Millis::new(self.clock.get().saturating_add_signed(*millis));
             }
             Step::Wait => {
                 if let Some(at) = self.machine.poll_timeout() {

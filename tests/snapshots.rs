@@ -27,7 +27,7 @@ fn check(scenario: &Scenario) -> Result<(), Failure> {
         let Some(text) = snapshot::text::<Memory>(scenario, fault)? else { continue };
         let name = snapshot::name(scenario, fault);
         let same = catch_unwind(AssertUnwindSafe(|| {
-            settings.bind(|| insta::assert_snapshot!(name.as_str(), text))
+            settings.bind(|| insta::assert_snapshot!(name.as_str(), text));
         }));
         different = different.or(same.err());
     }

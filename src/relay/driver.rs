@@ -103,7 +103,7 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
             Action::Exchange(exchange) => {
                 run_exchange(self.store, self.machine.settings(), self.machine.now(), exchange).map(
                     |(settled, claimed)| {
-                        self.machine.handle_exchanged(now, settled.as_ref(), claimed)
+                        self.machine.handle_exchanged(now, settled.as_ref(), claimed);
                     },
                 )
             }

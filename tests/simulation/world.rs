@@ -337,7 +337,7 @@ impl<'a, S: Store> World<'a, S> {
             }
             Happening::Freezes(relay) => match &self.relays[relay].machine {
                 Some(machine) if !machine.is_idle() => {
-                    self.relays[relay].frozen_until = self.now + 45 * SECOND
+                    self.relays[relay].frozen_until = self.now + 45 * SECOND;
                 }
                 _ => self.at(self.now + 50, Happening::Freezes(relay)),
             },

@@ -280,7 +280,7 @@ impl<'s, H: Harness> World<'s, H> {
         match fault {
             None => {}
             Some(BeginFault::ClockStepsBack) => {
-                self.clock = self.clock.before(Duration::from_secs(3_600))
+                self.clock = self.clock.before(Duration::from_secs(3_600));
             }
             Some(BeginFault::CloseAndReopen) => return Err(Interrupt::Crash),
             Some(BeginFault::RivalFirst) => {

@@ -228,7 +228,7 @@ impl World {
                 driven.machine.handle_exchanged(clock, settled.as_ref(), claimed);
             }
             (Commit::Committed, Answered::Renewal(renewed)) => {
-                driven.machine.handle_renewed(clock, &renewed)
+                driven.machine.handle_renewed(clock, &renewed);
             }
             (Commit::Died, _) => *driven = Driven::start(scope, number, clock),
             (Commit::Unknown | Commit::Failed, _) => driven.machine.handle_store_failed(clock),

@@ -140,7 +140,7 @@ impl World {
                     match row.state {
                         DeliveryState::Pending => steps.push(Step::Cancel { event }),
                         DeliveryState::Dead(_) => {
-                            steps.extend([Step::Redrive { event }, Step::Discard { event }])
+                            steps.extend([Step::Redrive { event }, Step::Discard { event }]);
                         }
                         DeliveryState::Confirmed(_)
                         | DeliveryState::Discarded(_)
@@ -318,7 +318,7 @@ impl World {
                 }
             }
             Step::Commit { request, params } => {
-                self.commit(scope, step, view, *request, *params)?
+                self.commit(scope, step, view, *request, *params)?;
             }
             Step::Claim { relay, answered } => {
                 self.spend(*answered)?;
@@ -368,7 +368,7 @@ impl World {
             }
             Step::Machine { machine, input } => self.machine_step(scope, *machine, input)?,
             Step::Deliver { copy, consumer } => {
-                self.deliver(scope, step, view, *copy, *consumer)?
+                self.deliver(scope, step, view, *copy, *consumer)?;
             }
             Step::DeliverOther { event, consumer: number } => {
                 let before = self.db.0.clone();
@@ -499,7 +499,7 @@ impl World {
                 }
             }
             Ran::Refused(CommitRefused::ParametersDiffer(_)) => {
-                self.judge_params(request, params, false)
+                self.judge_params(request, params, false);
             }
             // The request was forgotten, the order is still there: it is not placed again.
             Ran::Refused(CommitRefused::OrderIdTaken { .. }) => {
@@ -513,7 +513,7 @@ impl World {
                 self.break_unless(Promise::P1, !known && there);
             }
             Ran::Refused(CommitRefused::EventIdTaken { .. }) => {
-                self.break_unless(Promise::P2, false)
+                self.break_unless(Promise::P2, false);
             }
             Ran::Conflict => return None,
         }

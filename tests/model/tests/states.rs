@@ -90,7 +90,7 @@ fn in_order(when_dead: WhenDead, faults: u8, operations: u8) -> Scope {
         ..Scope::new()
     };
     scope.delivered(|policy| {
-        (policy.when_dead, policy.max_failures, policy.max_starts) = (when_dead, 1, 2)
+        (policy.when_dead, policy.max_failures, policy.max_starts) = (when_dead, 1, 2);
     })
 }
 

@@ -92,7 +92,7 @@ fn check_row<E>(rows: &BTreeMap<Key, &Stored>, record: &Record) -> Result<(), Br
                         })?;
                     }
                     Some(_) | None => {
-                        demand(false, || format!("{key} has lost its order {}", placed.order))?
+                        demand(false, || format!("{key} has lost its order {}", placed.order))?;
                     }
                 }
             }
@@ -124,7 +124,7 @@ fn check_row<E>(rows: &BTreeMap<Key, &Stored>, record: &Record) -> Result<(), Br
                         })?;
                     }
                     Some(_) | None => {
-                        demand(false, || format!("{key} waits in a lane that is not there"))?
+                        demand(false, || format!("{key} waits in a lane that is not there"))?;
                     }
                 }
             }

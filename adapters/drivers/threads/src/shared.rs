@@ -80,7 +80,7 @@ impl Mailbox {
         let mail = lock(&self.mail);
         match limit {
             Some(limit) => {
-                drop(self.arrived.wait_timeout_while(mail, limit, |mail| mail.is_empty()))
+                drop(self.arrived.wait_timeout_while(mail, limit, |mail| mail.is_empty()));
             }
             None => drop(self.arrived.wait_while(mail, |mail| mail.is_empty())),
         }

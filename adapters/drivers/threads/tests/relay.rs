@@ -412,7 +412,7 @@ fn an_outage_burns_no_attempts() {
         let under_way = if outage == 1 { 2 } else { 1 };
         (0..under_way).for_each(|_| drop(asked.recv().unwrap()));
         (0..under_way).for_each(|_| {
-            answer.send(Published::Unavailable(Reason::new("the broker is away"))).unwrap()
+            answer.send(Published::Unavailable(Reason::new("the broker is away"))).unwrap();
         });
         let paused =
             relay.wait_for(|status| status.phase == Phase::Paused && status.publishing == 0);

@@ -149,7 +149,7 @@ impl Load for State {
                 }
             }
             Query::Lanes(lanes) => {
-                lanes.iter().for_each(|(lane, run)| self.push_lane(lane, *run, &mut rows))
+                lanes.iter().for_each(|(lane, run)| self.push_lane(lane, *run, &mut rows));
             }
             Query::Deliveries { events, run } => {
                 let found = events.iter().filter_map(|id| self.get(&Key::Outbox(id.clone())));
@@ -258,7 +258,7 @@ impl State {
         match entry {
             IndexEntry::Due(due, lane) => self.due.insert_mut((due, lane)),
             IndexEntry::Pending(lane, sequence, id) => {
-                self.pending.insert_mut((lane, sequence), id)
+                self.pending.insert_mut((lane, sequence), id);
             }
             IndexEntry::Dead(id) => self.dead.insert_mut(id),
         }

@@ -232,7 +232,7 @@ fn write(
                     codec::encode_index_entry(place, buffer);
                 }
                 (Change::Put { expect, record }, None) => {
-                    codec::encode_value(record, expect.written(), buffer)
+                    codec::encode_value(record, expect.written(), buffer);
                 }
             }
             Place::of(table).seal(key, buffer);

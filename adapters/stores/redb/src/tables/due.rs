@@ -326,7 +326,7 @@ mod tests {
                     Millis::new(1),
                     &OrderingKey::new(format!("order-{n:06}")).unwrap(),
                     comes,
-                )
+                );
             });
             moves.write(&mut table).unwrap();
             assert_eq!(table.len().unwrap(), blocks);

@@ -41,7 +41,7 @@ fn expected(model: &Model, query: &Query) -> Vec<Stored> {
     let mut answer = Vec::new();
     match query {
         Query::Rows(keys) => {
-            answer.extend(keys.as_slice().iter().filter_map(|key| model.get(key)).cloned())
+            answer.extend(keys.as_slice().iter().filter_map(|key| model.get(key)).cloned());
         }
         Query::Due { now, lanes: most, run, events } => {
             let mut by_due: Vec<_> =
@@ -57,7 +57,7 @@ fn expected(model: &Model, query: &Query) -> Vec<Stored> {
             }
         }
         Query::Lanes(names) => {
-            names.iter().for_each(|(name, run)| with_pending(model, name, *run, &mut answer))
+            names.iter().for_each(|(name, run)| with_pending(model, name, *run, &mut answer));
         }
         Query::Deliveries { events, run } => {
             let mut names = Vec::new();
