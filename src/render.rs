@@ -84,25 +84,41 @@ impl Dump {
         &self.records
     }
 
-    /// Each row as text, in the order of their keys: the key, then `column=value` for each column
-    /// that is not empty. A value that is not one word stands in quotes.
-    pub fn rows(&self) -> impl Iterator<Item = (Key, String)> + '_ {
-        self.records.iter().map(|record| (record.key(), self.row(record)))
+    /// Each row as text, in the order of their keys.
+    pub fn rows(&self) -> impl Iterator<Item = ShownRow> + '_ {
+        self.records.iter().map(|record| self.row(record))
     }
 
-    fn row(&self, record: &Record) -> String {
-        let mut row = key_text(&record.key());
-        let shown = |cell: &Cell| self.shown == Shown::All || cell.kind == Kind::Lasting;
-        for cell in cells(record).iter().filter(|cell| !cell.text.is_empty() && shown(cell)) {
-            row.push_str(&format!(" {}={}", cell.column, quoted(&cell.text)));
-        }
-        row
+    fn row(&self, record: &Record) -> ShownRow {
+        let cells = cells(record).into_iter().filter(|cell| !cell.text.is_empty());
+        let shown = cells.filter(|cell| self.shown == Shown::All || cell.kind == Kind::Lasting);
+        let columns = shown.map(|cell| (cell.column, quoted(cell.text))).collect();
+        ShownRow { key: record.key(), columns }
     }
 
     /// How many rows a table has.
     #[must_use]
     pub fn count(&self, table: Table) -> usize {
         self.records.iter().filter(|record| record.table() == table).count()
+    }
+}
+
+/// A row as text: its key, and then `column=value` for each column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShownRow {
+    /// Which row it is.
+    pub key: Key,
+    /// The columns that are not empty. A value that is not one word stands in quotes.
+    pub columns: Vec<(&'static str, String)>,
+}
+
+impl fmt::Display for ShownRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&match self.key.parts() {
+            (_, only, "") => quoted(only),
+            (_, first, second) => quoted(format!("{first}/{second}")),
+        })?;
+        self.columns.iter().try_for_each(|(column, value)| write!(f, " {column}={value}"))
     }
 }
 
@@ -120,7 +136,7 @@ impl fmt::Display for Dump {
 fn write_table(
     f: &mut fmt::Formatter<'_>,
     table: Table,
-    rows: impl Iterator<Item = String>,
+    rows: impl Iterator<Item = ShownRow>,
 ) -> fmt::Result {
     let mut rows = rows.peekable();
     if rows.peek().is_none() {
@@ -174,13 +190,6 @@ fn headers_text(event: &Event) -> String {
 fn events_text(row: &RequestRow) -> String {
     let events = row.placed.iter().flat_map(|placed| &placed.events);
     events.map(quoted).collect::<Vec<_>>().join(" ")
-}
-
-fn key_text(key: &Key) -> String {
-    match key.parts() {
-        (_, only, "") => quoted(only),
-        (_, first, second) => quoted(format!("{first}/{second}")),
-    }
 }
 
 /// A text as it is, or in quotes if it is not one word or seems to hold a quotation.

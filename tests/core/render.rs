@@ -436,8 +436,9 @@ proptest! {
                 }
                 prop_assert_eq!(title, format!("{table}:"));
                 for _ in 0..dump.count(table) {
-                    let (key, row) = rows.next().unwrap();
-                    prop_assert_eq!(key.table(), table);
+                    let row = rows.next().unwrap();
+                    prop_assert_eq!(row.key.table(), table);
+                    let row = row.to_string();
                     prop_assert_eq!(lines.next().unwrap(), format!("  {row}"));
                     for column in &words(&row)[1..] {
                         let (column, value) = column.split_once('=').unwrap();

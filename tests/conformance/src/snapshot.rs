@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 use std::ops::ControlFlow;
 
-use twobox::{Dump, Key};
+use twobox::{Dump, Key, ShownRow};
 
 use crate::failure::{Failure, ensure};
 use crate::fault::{Fault, Point, Site};
@@ -83,30 +83,39 @@ const fn plain(scenario: &Scenario) -> Run<'_> {
     }
 }
 
-/// The rows of all stores as text, by the number of the store and the key.
-type Tables = BTreeMap<(usize, Key), String>;
+/// The rows of all stores, by the number of the store and the key.
+type Tables = BTreeMap<(usize, Key), ShownRow>;
 
 fn tables(dumps: impl IntoIterator<Item = Dump>) -> Tables {
     let rows = |(store, dump): (usize, Dump)| {
-        dump.rows().map(|(key, row)| ((store, key), row)).collect::<Vec<_>>()
+        dump.rows().map(|row| ((store, row.key.clone()), row)).collect::<Vec<_>>()
     };
     dumps.into_iter().enumerate().flat_map(rows).collect()
 }
 
-/// The rows that one has and the other has not, each on a line.
-fn changes(from: &Tables, to: &Tables) -> Vec<String> {
+/// What leads from one to the other, a line for each row.
+fn changes(from: &Tables, to: &Tables) -> String {
     let keys: BTreeSet<_> = from.keys().chain(to.keys()).collect();
     let change = |key: &(usize, Key)| {
         let (sign, row) = match (from.get(key), to.get(key)) {
-            (None, Some(row)) => ('+', row),
-            (Some(before), Some(row)) if before != row => ('~', row),
-            (Some(row), None) => ('-', row),
+            (None, Some(row)) => ('+', row.clone()),
+            (Some(before), Some(row)) if before != row => ('~', changed_columns(before, row)),
+            (Some(row), None) => ('-', ShownRow { columns: Vec::new(), ..row.clone() }),
             (Some(_), Some(_)) | (None, None) => return None,
         };
         let store = if key.0 == 0 { "sender" } else { "receiver" };
         Some(format!("  {sign} {store} {} {row}\n", key.1.table()))
     };
     keys.into_iter().filter_map(change).collect()
+}
+
+/// The columns that have another value, or none any more.
+fn changed_columns(from: &ShownRow, to: &ShownRow) -> ShownRow {
+    let is_new = |column: &&(_, _)| !from.columns.contains(column);
+    let is_gone = |(name, _): &&(&str, _)| to.columns.iter().all(|(other, _)| other != name);
+    let new = to.columns.iter().filter(is_new).cloned();
+    let gone = from.columns.iter().filter(is_gone).map(|(name, _)| (*name, String::new()));
+    ShownRow { key: to.key.clone(), columns: new.chain(gone).collect() }
 }
 
 /// What is seen in a scenario.
@@ -175,7 +184,7 @@ impl Struck {
     fn exception(&self, right: &Tables) -> Option<String> {
         match &self.end {
             Ok(end) if end == right => None,
-            Ok(end) => Some(format!("\n{}:\n{}", self.name(), changes(right, end).concat())),
+            Ok(end) => Some(format!("\n{}:\n{}", self.name(), changes(right, end))),
             Err(failure) => Some(format!("\n{}:\n  no end: {failure}\n", self.name())),
         }
     }
@@ -183,7 +192,7 @@ impl Struck {
 
 fn same_when_reopened(before: &Tables, after: &Tables) -> Result<(), Failure> {
     ensure(before == after, || {
-        let changes = changes(before, after).concat();
+        let changes = changes(before, after);
         format!("the stores hold something else after they were opened again:\n{changes}")
     })
 }
@@ -255,7 +264,7 @@ impl States {
         states
     }
 
-    /// Adds a state, unless it is there, as its difference from the one which is most like it.
+    /// Adds a state, unless it is there, as its difference from the one near it that is most like it.
     fn add(
         &mut self,
         tables: &Tables,
@@ -264,8 +273,8 @@ impl States {
         near: &[usize],
     ) -> usize {
         self.position(tables).unwrap_or_else(|| {
-            let differences = |at: &&usize| changes(&self.all[**at].tables, tables).len();
-            let base = near.iter().min_by_key(differences).copied().unwrap_or(0);
+            let length = |at: &&usize| changes(&self.all[**at].tables, tables).len();
+            let base = near.iter().min_by_key(length).copied().unwrap_or(0);
             self.all.push(State { name, tables: tables.clone(), by_fault_in, base });
             self.all.len() - 1
         })
@@ -306,7 +315,7 @@ fn write_steps(
             writeln!(text, "    {outcome}")?;
         }
         if let Some(after) = seen.steps.get(&at) {
-            text.push_str(&changes(&states.all[states.before(at)].tables, after).concat());
+            text.push_str(&changes(&states.all[states.before(at)].tables, after));
         }
     }
     Ok(())
@@ -317,7 +326,7 @@ fn write_states_after_faults(text: &mut String, states: &States) -> fmt::Result 
     for state in states.all.iter().filter(|state| state.by_fault_in.is_some()) {
         let base = &states.all[state.base];
         writeln!(text, "\n{}: as {}, but", state.name, base.name)?;
-        text.push_str(&changes(&base.tables, &state.tables).concat());
+        text.push_str(&changes(&base.tables, &state.tables));
     }
     Ok(())
 }
