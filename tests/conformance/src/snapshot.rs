@@ -19,6 +19,9 @@ use crate::run::{End, Look, Moment, Run, Then, shown};
 use crate::scenario::{Command, Scenario};
 use crate::world::Layout;
 
+#[cfg(test)]
+mod tests;
+
 /// Whether a fault of this kind can strike in a scenario.
 ///
 /// # Errors
