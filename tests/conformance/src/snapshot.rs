@@ -267,7 +267,7 @@ impl States {
         states
     }
 
-    /// Adds a state, unless it is there, as its difference from the one near it that is most like it.
+    /// Adds a state, unless it is there, as its difference from the most similar one near it.
     fn add(
         &mut self,
         tables: &Tables,
