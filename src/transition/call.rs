@@ -43,11 +43,7 @@ impl CallKey {
     }
 
     fn write(&self, batch: &mut Batch, there: Option<Revision>, row: CallRow) {
-        let record = Record::Call(self.consumer.clone(), self.event.clone(), row);
-        match there {
-            None => batch.insert(record),
-            Some(revision) => batch.update(revision, record),
-        }
+        batch.put(there, Record::Call(self.consumer.clone(), self.event.clone(), row));
     }
 }
 
@@ -116,7 +112,7 @@ impl Transition for Intend {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
         let mut batch = Batch::new();
-        let new = rows.call().is_none();
+        let new = rows.call(&self.0.consumer, &self.0.event).is_none();
         if new {
             self.0.write(
                 &mut batch,
@@ -192,7 +188,7 @@ impl Transition for Start {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Started>, CallRefused> {
-        let Some((row, revision)) = rows.call() else {
+        let Some((row, revision)) = rows.call(&self.call.consumer, &self.call.event) else {
             return Err(CallRefused::NotIntended { key: self.call.clone() });
         };
         let start = row.starts.saturating_add(1);
@@ -286,7 +282,7 @@ impl Transition for Resolve {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<()>, CallRefused> {
         let key = || self.call.clone();
-        let Some((row, revision)) = rows.call() else {
+        let Some((row, revision)) = rows.call(&self.call.consumer, &self.call.event) else {
             return Err(CallRefused::NotIntended { key: key() });
         };
         match (row.state, &self.end) {
