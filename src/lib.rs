@@ -33,7 +33,7 @@ pub use ids::{
 };
 pub use inbox::{Handled, Inbox, Receipt};
 pub use policy::{DeliveryPolicy, WhenDead};
-pub use render::{Dump, ShownRow};
+pub use render::Dump;
 pub use retention::{RedriveWindow, Retention};
 pub use stats::{Counts, Stats};
 pub use store::{

@@ -9,10 +9,10 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::boundary::{Query, Rows};
-use crate::event::{Body, Event};
+use crate::event::Body;
 use crate::store::Load;
 use crate::store::asynchronous::AsyncLoad;
-use crate::table::{Key, Record, RequestRow, Table};
+use crate::table::{Record, Table};
 use crate::time::Millis;
 
 const PAGE: usize = 256;
@@ -84,18 +84,6 @@ impl Dump {
         &self.records
     }
 
-    /// Each row as text, in the order of their keys.
-    pub fn rows(&self) -> impl Iterator<Item = ShownRow> + '_ {
-        self.records.iter().map(|record| self.row(record))
-    }
-
-    fn row(&self, record: &Record) -> ShownRow {
-        let cells = cells(record).into_iter().filter(|cell| !cell.text.is_empty());
-        let shown = cells.filter(|cell| self.shown == Shown::All || cell.kind == Kind::Lasting);
-        let columns = shown.map(|cell| (cell.column, quoted(cell.text))).collect();
-        ShownRow { key: record.key(), columns }
-    }
-
     /// How many rows a table has.
     #[must_use]
     pub fn count(&self, table: Table) -> usize {
@@ -103,48 +91,48 @@ impl Dump {
     }
 }
 
-/// A row as text: its key, and then `column=value` for each column.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ShownRow {
-    /// Which row it is.
-    pub key: Key,
-    /// The columns that are not empty. A value that is not one word stands in quotes.
-    pub columns: Vec<(&'static str, String)>,
-}
-
-impl fmt::Display for ShownRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&match self.key.parts() {
-            (_, only, "") => quoted(only),
-            (_, first, second) => quoted(format!("{first}/{second}")),
-        })?;
-        self.columns.iter().try_for_each(|(column, value)| write!(f, " {column}={value}"))
-    }
-}
-
 impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for table in Table::ALL {
-            let records = self.records.iter().filter(|record| record.table() == table);
-            write_table(f, table, records.map(|record| self.row(record)))?;
+            let mut lines: Vec<Vec<String>> = Vec::new();
+            for record in self.records.iter().filter(|record| record.table() == table) {
+                let cells = cells(record)
+                    .into_iter()
+                    .filter(|cell| self.shown == Shown::All || cell.kind == Kind::Lasting);
+                let (head, row): (Vec<String>, Vec<String>) =
+                    cells.map(|cell| (cell.column.to_string(), cell.text)).unzip();
+                if lines.is_empty() {
+                    lines.push(head);
+                }
+                lines.push(row);
+            }
+            write_table(f, table, &lines)?;
         }
         Ok(())
     }
 }
 
-/// One table: its name, and a line for each row.
-fn write_table(
-    f: &mut fmt::Formatter<'_>,
-    table: Table,
-    rows: impl Iterator<Item = ShownRow>,
-) -> fmt::Result {
-    let mut rows = rows.peekable();
-    if rows.peek().is_none() {
+/// One table: a title, the columns, the rows; each column as wide as its widest text.
+fn write_table(f: &mut fmt::Formatter<'_>, table: Table, lines: &[Vec<String>]) -> fmt::Result {
+    if lines.is_empty() {
         return writeln!(f, "{table}: none");
     }
     writeln!(f, "{table}:")?;
-    for row in rows {
-        writeln!(f, "  {row}")?;
+    let width = |at: usize| {
+        lines
+            .iter()
+            .filter_map(|line| line.get(at))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
+    for line in lines {
+        let mut text = String::new();
+        for (cell, width) in line.iter().zip(&widths) {
+            text.push_str(&format!("  {cell:<width$}"));
+        }
+        writeln!(f, "{}", text.trim_end())?;
     }
     Ok(())
 }
@@ -171,102 +159,100 @@ fn passing(column: &'static str, text: impl ToString) -> Cell {
     Cell { column, kind: Kind::Passing, text: text.to_string() }
 }
 
-/// Nothing for what is not there, so that the column is not shown.
-fn or_empty<T: ToString>(value: Option<T>) -> String {
-    value.map_or_else(String::new, |value| value.to_string())
-}
-
-/// Nothing for 0, which is what a count begins with.
-fn count(number: impl Into<u64>) -> String {
-    or_empty(Some(number.into()).filter(|number| *number > 0))
-}
-
-fn headers_text(event: &Event) -> String {
-    let headers = event.headers.iter();
-    let headers = headers.map(|(name, value)| format!("{name}={}", quoted(value)));
-    headers.collect::<Vec<_>>().join(" ")
-}
-
-fn events_text(row: &RequestRow) -> String {
-    let events = row.placed.iter().flat_map(|placed| &placed.events);
-    events.map(quoted).collect::<Vec<_>>().join(" ")
-}
-
-/// A text as it is, or in quotes if it is not one word or seems to hold a quotation.
-fn quoted(text: impl ToString) -> String {
-    let text = text.to_string();
-    let misread =
-        text.starts_with('"') || text.contains("=\"") || text.contains(char::is_whitespace);
-    if misread || text.is_empty() { format!("{text:?}") } else { text }
+fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_string(), |value| value.to_string())
 }
 
 fn cells(record: &Record) -> Vec<Cell> {
     match record {
-        Record::Request(_, row) => alloc::vec![
-            lasting("bound_to", row.fingerprint.summary()),
-            lasting("order", or_empty(row.placed.as_ref().map(|placed| &placed.order))),
-            lasting("events", events_text(row)),
+        Record::Request(key, row) => alloc::vec![
+            lasting("request", key),
+            lasting("bound to", row.fingerprint.summary()),
+            lasting("order", or_dash(row.placed.as_ref().map(|placed| &placed.order))),
+            lasting(
+                "events",
+                or_dash(row.placed.as_ref().map(|placed| {
+                    placed.events.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+                })),
+            ),
             passing("registered", row.registered_at),
-            passing("placed", or_empty(row.placed.as_ref().map(|placed| placed.at))),
+            passing("placed", or_dash(row.placed.as_ref().map(|placed| placed.at))),
         ],
-        Record::Order(_, row) => alloc::vec![
+        Record::Order(id, row) => alloc::vec![
+            lasting("order", id),
             lasting("request", &row.request),
-            lasting("content_type", row.body.content_type()),
-            shown_body(&row.body),
+            lasting("content type", row.body.content_type()),
+            lasting("body", shown_body(&row.body)),
             passing("committed", row.committed_at),
         ],
         Record::Event(event) => alloc::vec![
+            lasting("event", &event.id),
             lasting("order", &event.order),
             lasting("type", &event.event_type),
             lasting("version", event.schema_version),
-            lasting("ordering_key", &event.ordering_key),
-            lasting("headers", headers_text(event)),
-            lasting("content_type", event.body.content_type()),
-            shown_body(&event.body),
+            lasting("ordering key", &event.ordering_key),
+            lasting("headers", {
+                let headers: Vec<_> =
+                    event.headers.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                if headers.is_empty() { "-".to_string() } else { headers.join(" ") }
+            }),
+            lasting("content type", event.body.content_type()),
+            lasting("body", shown_body(&event.body)),
             passing("committed", event.time),
         ],
-        Record::Outbox(_, row) => alloc::vec![
+        Record::Outbox(id, row) => alloc::vec![
+            lasting("event", id),
             lasting("lane", &row.lane),
             lasting("sequence", row.sequence),
             lasting("state", row.state.name()),
-            passing("starts", count(row.starts)),
-            passing("failures", count(row.failures)),
+            passing("starts", row.starts),
+            passing("failures", row.failures),
             passing("due", row.due),
-            passing("finished", or_empty(finished(row.state))),
-            passing("reason", or_empty(row.reason.as_ref())),
+            passing("finished", or_dash(finished(row.state))),
+            passing("reason", or_dash(row.reason.as_ref())),
         ],
-        Record::Lane(_, row) => alloc::vec![
+        Record::Lane(key, row) => alloc::vec![
+            lasting("lane", key),
             lasting("next", row.next),
-            lasting("confirmed", count(row.confirmed)),
-            lasting("blocked_by", or_empty(row.blocked_by.as_ref())),
+            lasting("confirmed", row.confirmed),
+            lasting("blocked by", or_dash(row.blocked_by.as_ref())),
             passing("begun", row.begun),
-            passing("due", or_empty(row.due)),
-            passing("starts", count(row.starts)),
-            passing("token", count(row.token)),
-            passing("leased_to", or_empty(row.lease.as_ref().map(|lease| &lease.owner))),
-            passing("until", or_empty(row.lease.as_ref().map(|lease| lease.until))),
-            passing("through", or_empty(row.lease.as_ref().map(|lease| lease.through))),
+            passing("due", or_dash(row.due)),
+            passing("starts", row.starts),
+            passing("token", row.token),
+            passing("leased to", or_dash(row.lease.as_ref().map(|lease| &lease.owner))),
+            passing("until", or_dash(row.lease.as_ref().map(|lease| lease.until))),
+            passing("through", or_dash(row.lease.as_ref().map(|lease| lease.through))),
         ],
-        Record::Inbox(_, _, row) => alloc::vec![
+        Record::Inbox(consumer, id, row) => alloc::vec![
+            lasting("consumer", consumer),
+            lasting("event", id),
             lasting("state", row.state.name()),
             lasting("content", format!("{:.8}", row.content)),
-            passing("failures", count(row.failures)),
+            passing("failures", row.failures),
             passing("at", row.at),
-            passing("reason", or_empty(row.reason.as_ref())),
+            passing("reason", or_dash(row.reason.as_ref())),
         ],
-        Record::Effect(_, _, body) => {
-            alloc::vec![lasting("content_type", body.content_type()), shown_body(body)]
-        }
-        Record::Position(_, _, row) => alloc::vec![
+        Record::Effect(consumer, id, body) => alloc::vec![
+            lasting("consumer", consumer),
+            lasting("event", id),
+            lasting("content type", body.content_type()),
+            lasting("body", shown_body(body)),
+        ],
+        Record::Position(consumer, key, row) => alloc::vec![
+            lasting("consumer", consumer),
+            lasting("ordering key", key),
             lasting("sequence", row.sequence),
             passing("begun", row.begun),
             passing("at", row.at),
         ],
-        Record::Call(_, _, row) => alloc::vec![
+        Record::Call(consumer, id, row) => alloc::vec![
+            lasting("consumer", consumer),
+            lasting("event", id),
             lasting("state", row.state.name()),
-            passing("starts", count(row.starts)),
+            passing("starts", row.starts),
             passing("at", row.at),
-            passing("note", or_empty(row.note.as_ref())),
+            passing("note", or_dash(row.note.as_ref())),
         ],
     }
 }
@@ -282,15 +268,14 @@ fn finished(state: crate::table::DeliveryState) -> Option<Millis> {
 }
 
 /// A short text as it is, anything else as its size and the beginning of its digest.
-fn shown_body(body: &Body) -> Cell {
+fn shown_body(body: &Body) -> String {
     const WIDEST: usize = 64;
     match core::str::from_utf8(body.bytes()) {
-        Ok(text) if text.len() <= WIDEST && !text.chars().any(char::is_control) => {
-            lasting("body", text)
-        }
+        Ok("") => "(empty)".to_string(),
+        Ok(text) if text.len() <= WIDEST && !text.chars().any(char::is_control) => text.to_string(),
         Ok(_) | Err(_) => {
             let digest = crate::fingerprint::Digest::of_parts("twobox/body/1", [body.bytes()]);
-            lasting("body_sha256", format!("{digest:.8} of {} bytes", body.bytes().len()))
+            format!("{} bytes, sha256 {digest:.8}", body.bytes().len())
         }
     }
 }

@@ -156,7 +156,7 @@ impl Fault {
         }
     }
 
-    /// The name, as it stands in messages and snapshots.
+    /// The name, as it stands in the names of snapshots.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -27,8 +27,6 @@ pub(crate) enum Then {
 /// Where a run stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Moment {
-    /// This step has come to its end, and not by an error.
-    Done(usize),
     /// A fault has struck in this step, and the step has come to its end, whichever that was.
     AfterFault,
     /// The stores were opened again after that.
@@ -74,8 +72,8 @@ pub(crate) struct End {
 }
 
 impl Run<'_> {
-    /// Runs to the end. `watch` sees the world after each step and around each fault, and may stop
-    /// the run; then there is no end.
+    /// Runs to the end. `watch` sees the world around each fault, and may stop the run; then there
+    /// is no end.
     pub(crate) fn run<H: Harness>(
         &self,
         mut watch: impl FnMut(Moment, &World<'_, H>) -> Result<ControlFlow<()>, Failure>,
@@ -107,9 +105,6 @@ impl Run<'_> {
                     }
                     outcomes.insert(at, outcome.text);
                     at += 1;
-                    if watch(Moment::Done(this), &world)?.is_break() {
-                        return Ok(None);
-                    }
                     struck && self.then == Then::Restart
                 }
                 Err(Interrupt::Crash) => true,
