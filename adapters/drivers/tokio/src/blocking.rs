@@ -143,8 +143,8 @@ impl<E: Send + 'static> Remote<E> {
         command: impl FnOnce(Answer<T, E>) -> Command<E>,
     ) -> Result<T, BlockingError<E>> {
         let (sender, answer) = oneshot::channel();
-        // If the thread has ended, so has the way to the answer.
-        let _sent = self.0.send(command(sender));
+        // If the thread has ended, so must the way to the answer, which the error of it holds.
+        drop(self.0.send(command(sender)));
         heard(answer).await
     }
 }
