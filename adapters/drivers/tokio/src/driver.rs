@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::select;
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep;
 use twobox::relay::{
     Action, AsyncPublisher, Exchanged, Message, Phase, Published, RelayMachine, RelaySettings,
@@ -41,8 +42,9 @@ pub(crate) struct Driver<S, P> {
     /// What the store is asked: one transaction at most, and envelopes to be read.
     steps: JoinSet<Step>,
     publishes: JoinSet<(Ticket, Published)>,
-    /// How to end a publish under a lease that is not ours any more.
-    leases: BTreeMap<LeaseRef, AbortHandle>,
+    /// The leases under which something is being published. When one is not ours any more, it is
+    /// dropped from here, and the publish with it.
+    leases: BTreeMap<LeaseRef, oneshot::Sender<()>>,
     /// Tickets whose envelopes are being read.
     reading: usize,
     /// What the store said, if it failed the last time.
@@ -112,7 +114,7 @@ where
             }
             self.report(self.machine.phase());
             let limit = self.wait_limit();
-            tokio::select! {
+            select! {
                 () = control.wake.notified() => self.machine.handle_wakeup(self.now()),
                 // The sender is ours too, so it is never closed.
                 Ok(()) = stop.changed() => {
@@ -165,9 +167,9 @@ where
                 trace::renewed(&renewed);
                 self.machine.handle_renewed(now, &renewed);
                 // Whoever has the lease now publishes the same (F3).
-                let ours =
-                    renewed.stale.iter().filter_map(|stale| self.leases.remove(&stale.lease));
-                ours.for_each(|publish| publish.abort());
+                for stale in &renewed.stale {
+                    self.leases.remove(&stale.lease);
+                }
             }
             Ok(Step::Read(tickets, read)) => {
                 self.reading -= tickets.len();
@@ -203,9 +205,10 @@ where
     }
 
     fn publish(&mut self, ticket: Ticket, message: Message) {
-        let (publisher, now, lease) =
-            (self.publisher.clone(), self.machine.now(), ticket.lease.clone());
-        let publish = self.publishes.spawn(async move {
+        let (publisher, now) = (self.publisher.clone(), self.machine.now());
+        let (lease, lost) = oneshot::channel();
+        self.leases.insert(ticket.lease.clone(), lease);
+        self.publishes.spawn(async move {
             let publish = async { publisher.publish(slice::from_ref(&message), now).await };
             let published = trace::publish_async(&message, async {
                 match caught(publish).await {
@@ -217,14 +220,18 @@ where
                     Err(panic) => Published::Failed(panicked("publisher", &*panic)),
                 }
             });
-            let published = published.await;
+            let published = select! {
+                biased;
+                published = published => published,
+                // The machine has to hear of it: until then this publish holds its key back (P4).
+                _ = lost => Published::Abandoned,
+            };
             (ticket, published)
         });
-        self.leases.insert(lease, publish);
     }
 
     fn handle_published(&mut self, published: Result<(Ticket, Published), JoinError>) {
-        // The others were aborted, and nobody waits for them.
+        // The others were aborted as its patience ended, and nobody waits for them.
         if let Ok((ticket, published)) = published {
             self.leases.remove(&ticket.lease);
             self.machine.handle_published(self.now(), &ticket, published);

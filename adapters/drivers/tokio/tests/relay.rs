@@ -733,4 +733,11 @@ async fn a_publish_under_a_lost_lease_is_dropped() {
     rival_answer.send(Published::Confirmed).unwrap();
     rival.wait_for(|status| status.counters.confirmed == 1).await;
     assert!(asks.0.try_recv().is_err(), "P4");
+    // What it has dropped holds its key up no longer: once the other relay is gone, it goes on.
+    assert_eq!(rival_asks.next().await.0, "e2");
+    rival.stop(Duration::ZERO).await;
+    relay.waker().wake();
+    assert_eq!(asks.confirm().await, "e2");
+    relay.wait_for(|status| status.counters.confirmed == 1).await;
+    assert!(outbox(&*shared).is_empty());
 }
