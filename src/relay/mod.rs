@@ -34,5 +34,6 @@ pub use driver::Relay;
 pub use machine::{Action, Counters, Exchange, Phase, RelayMachine, RelaySettings, Status, Ticket};
 pub use publisher::{AsyncPublisher, Fault, InProcess, Message, Published, Publisher};
 pub use steps::{
-    Exchanged, RelayError, read_messages, read_messages_async, run_exchange, run_exchange_async,
+    Exchanged, RelayError, panicked, read_messages, read_messages_async, run_exchange,
+    run_exchange_async,
 };

@@ -1,7 +1,9 @@
 //! What the drivers of a relay have in common: how an action is carried out on a store, sync or
 //! async.
 
+use alloc::string::String;
 use alloc::vec::Vec;
+use core::any::Any;
 use core::convert::Infallible;
 use core::future::Future;
 
@@ -130,6 +132,16 @@ pub fn read_messages_async<'a, R: AsyncReader>(
         let rows = view.load(&envelopes_of(tickets)).await.map_err(RunError::Store)?;
         Ok(messages_of(tickets, rows))
     }
+}
+
+/// A panic of the `who` that a driver has called, as a reason.
+#[must_use]
+pub fn panicked(who: &str, panic: &(dyn Any + Send)) -> Reason {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Reason::new(format_args!("the {who} panicked: {}", text.unwrap_or("it did not say why")))
 }
 
 fn envelopes_of(tickets: &[Ticket]) -> Query {

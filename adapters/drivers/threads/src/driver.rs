@@ -8,12 +8,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use twobox::relay::{
-    Action, Phase, Published, RelayMachine, Status, Ticket, read_messages, run_exchange, trace,
+    Action, Phase, Published, RelayMachine, Status, Ticket, panicked, read_messages, run_exchange,
+    trace,
 };
 use twobox::{LeaseRef, Millis, Reason, Renew, Store};
 
 use crate::shared::{Job, Mail, Shared};
-use crate::worker::panicked;
 
 pub(crate) struct Driver<S> {
     store: Arc<S>,

@@ -1,12 +1,11 @@
 //! A worker: publishes one message after the other, and outlives the panics of its publisher.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 
 use twobox::Reason;
-use twobox::relay::{Published, Publisher, trace};
+use twobox::relay::{Published, Publisher, panicked, trace};
 
 use crate::shared::{Job, Shared};
 
@@ -30,13 +29,4 @@ pub(crate) fn work<P: Publisher>(mut publisher: P, shared: &Shared) {
             .mailbox
             .post(|mail| mail.answers.extend([(ticket, published)].into_iter().chain(taken_back)));
     }
-}
-
-/// A panic as a reason.
-pub(crate) fn panicked(who: &str, panic: &(dyn Any + Send)) -> Reason {
-    let text = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Reason::new(format_args!("the {who} panicked: {}", text.unwrap_or("it did not say why")))
 }

@@ -18,7 +18,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep;
 use twobox::relay::{
     Action, AsyncPublisher, Exchanged, Message, Phase, Published, RelayMachine, RelaySettings,
-    Status, Ticket, read_messages_async, run_exchange_async, trace,
+    Status, Ticket, panicked, read_messages_async, run_exchange_async, trace,
 };
 use twobox::store::asynchronous::AsyncStore;
 use twobox::{Checked, LeaseRef, Millis, Reason, Renew, Renewed};
@@ -316,13 +316,4 @@ async fn caught<T>(future: impl Future<Output = T>) -> Result<T, Box<dyn Any + S
         Err(panic) => Poll::Ready(Err(panic)),
     })
     .await
-}
-
-/// A panic as a reason.
-fn panicked(who: &str, panic: &(dyn Any + Send)) -> Reason {
-    let text = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Reason::new(format_args!("the {who} panicked: {}", text.unwrap_or("it did not say why")))
 }
