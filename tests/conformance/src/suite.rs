@@ -1,28 +1,39 @@
 //! The macro that makes the tests of an adapter, and the same checks as a list.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use crate::failure::Failure;
 use crate::harness::Harness;
 use crate::{matrix, scenario};
 
 /// Runs the contract tests and all scenarios without faults, and says which fail. This is for tests
-/// of the kit itself, which give it stores that are wrong.
+/// of the kit itself, which give it stores that are wrong. A store that panics fails as well.
 #[must_use]
 pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
-    let mut checks: Vec<(String, Result<(), Failure>)> = Vec::new();
+    let mut failures = Vec::new();
+    let mut check = |name: String, check: &dyn Fn() -> Result<(), Failure>| {
+        failures.extend(caught(check).err().map(|failure| (name, failure)));
+    };
     macro_rules! contracts {
         ({ $given:ident } $($name:ident)*) => {
-            $(checks.push((concat!("contract::", stringify!($name)).to_string(), crate::contract::$name::<H>()));)*
+            $(check(concat!("contract::", stringify!($name)).to_string(), &crate::contract::$name::<H>);)*
         };
     }
     crate::each_contract!(contracts, H);
-    let scenarios = scenario::ALL
-        .iter()
-        .map(|one| (format!("scenarios::{}", one.name), matrix::scenario::<H>(one)));
-    checks.extend(scenarios);
-    checks
-        .into_iter()
-        .filter_map(|(name, result)| result.err().map(|failure| (name, failure)))
-        .collect()
+    for one in scenario::ALL {
+        check(format!("scenarios::{}", one.name), &|| matrix::scenario::<H>(one));
+    }
+    failures
+}
+
+/// What a check comes to; a panic in it is a failure.
+fn caught(check: impl Fn() -> Result<(), Failure>) -> Result<(), Failure> {
+    // Whatever was opened is gone.
+    catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+        Err(Failure::new(format_args!("the store panicked: {text}")))
+    })
 }
 
 /// Makes the tests for a [`Harness`](crate::Harness), each with a name of its own:

@@ -179,7 +179,8 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Times, sequences and counters keep their value up to their largest, and sort as numbers.
+/// Times, sequences and counters keep their value up to their largest, which fits a signed 64-bit
+/// column, and sort as numbers.
 ///
 /// # Errors
 ///
@@ -193,10 +194,9 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
         255,
         256,
         u64::from(u32::MAX),
+        u64::from(u32::MAX) + 1,
+        i64::MAX as u64 - 1,
         i64::MAX as u64,
-        i64::MAX as u64 + 1,
-        u64::MAX - 1,
-        u64::MAX,
     ];
     let mut records = Vec::new();
     for (n, number) in numbers.into_iter().enumerate() {
@@ -208,7 +208,7 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
             let starts = u32::try_from(number).unwrap_or(u32::MAX);
             let lane = LaneRow {
                 // The first has events with all of these sequences.
-                next: if n == 0 { u64::MAX } else { number },
+                next: if n == 0 { i64::MAX as u64 } else { number },
                 head: if n == 0 { 0 } else { number },
                 confirmed: number,
                 due: Some(time),
