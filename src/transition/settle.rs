@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use super::claim::{Leased, LeasedEvent};
 use super::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
-use crate::boundary::{Batch, Decision, Query, Rows, Transition};
+use crate::boundary::{Batch, Decision, LaneRows, Query, Rows, Transition};
 use crate::checked::Checked;
 use crate::ids::{EventId, OrderingKey, Reason};
 use crate::policy::{DeliveryPolicy, WhenDead};
@@ -150,7 +150,6 @@ impl Settlement {
 }
 
 /// What a settlement changes, by table.
-#[derive(Default)]
 struct Changes {
     rows: Batch,
     lanes: Batch,
@@ -158,6 +157,12 @@ struct Changes {
 }
 
 impl Changes {
+    /// With room for so many lanes.
+    fn of(lanes: usize) -> Self {
+        let lanes = Batch::with_capacity(lanes);
+        Self { rows: Batch::new(), lanes, settled: Settled::default() }
+    }
+
     fn decision(mut self) -> Decision<Settled> {
         self.rows.append(self.lanes);
         Decision::new(self.rows, self.settled).may_be_lost()
@@ -222,12 +227,13 @@ impl Transition for Settle<'_> {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Settled>, Self::Refusal> {
-        let mut changes = Changes::default();
+        let mut changes = Changes::of(self.settlements.len());
+        let mut lanes = LaneRows::of(rows);
         let mut done: Option<&LeaseRef> = None;
         for settlement in &self.settlements {
             let lease = &settlement.lease;
             let again = done.is_some_and(|done| done.lane == lease.lane);
-            match current(rows, lease) {
+            match current(&mut lanes, lease) {
                 Ok(_) if !again => {
                     settlement.apply(self.policy, now, &mut changes);
                     done = Some(lease);
@@ -243,7 +249,7 @@ impl Transition for Settle<'_> {
     fn assume(&self, now: Millis) -> Option<Decision<Settled>> {
         let twice =
             self.settlements.windows(2).any(|pair| pair[0].lease.lane == pair[1].lease.lane);
-        let mut changes = Changes::default();
+        let mut changes = Changes::of(self.settlements.len());
         self.settlements.iter().for_each(|next| next.apply(self.policy, now, &mut changes));
         (!twice).then(|| changes.decision())
     }
@@ -255,8 +261,8 @@ fn lanes_of<'a>(leases: impl Iterator<Item = &'a LeaseRef>) -> Query {
 }
 
 /// The row of a lane, if this lease of it is current.
-fn current<'a>(rows: &'a Rows, lease: &LeaseRef) -> Result<&'a LaneRow, Stale> {
-    let (row, _) = rows.lane(&lease.lane).ok_or(Stale::NoLane)?;
+fn current<'a>(lanes: &mut LaneRows<'a>, lease: &LeaseRef) -> Result<&'a LaneRow, Stale> {
+    let row = lanes.seek(&lease.lane).ok_or(Stale::NoLane)?;
     row.current(lease).map(|_| row)
 }
 
@@ -314,9 +320,11 @@ impl Transition for Renew {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Renewed>, Self::Refusal> {
         let mut batch = Batch::with_capacity(self.leases.len());
-        let mut renewed = Renewed::default();
+        let leases = Vec::with_capacity(self.leases.len());
+        let mut renewed = Renewed { leases, stale: Vec::new() };
+        let mut lanes = LaneRows::of(rows);
         for lease in &self.leases {
-            match current(rows, lease) {
+            match current(&mut lanes, lease) {
                 Err(why) => renewed.stale.push(lease.stale(why)),
                 Ok(row) => {
                     let until = row.lease.as_ref().map_or(now, |lease| lease.until);
