@@ -71,6 +71,7 @@
 //! to the adapter.
 
 pub mod asynchronous;
+mod chance;
 pub mod contract;
 mod failure;
 mod fault;

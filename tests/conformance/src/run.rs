@@ -143,7 +143,7 @@ impl Run<'_> {
             witness.look(&dumps, world.arrivals()).map_err(place)?;
         }
         let struck = world.plan.struck();
-        ensure(struck == self.faults.len(), || format!("only {struck} faults have struck"))
+        ensure(struck == self.faults.len(), || self.missed(struck, &world.plan.points()))
             .map_err(place)?;
         let mut lasting: String = shown(&dumps, Dump::lasting);
         world.own_rows()?.iter().for_each(|row| lasting.push_str(&format!("own row: {row:?}\n")));
@@ -155,6 +155,22 @@ impl Run<'_> {
     pub(crate) fn finish<H: Subject>(&self) -> Result<End, Failure> {
         self.run::<H>(|_, _| Ok(ControlFlow::Continue(())))?
             .ok_or_else(|| Failure::new("the run has no end"))
+    }
+
+    /// For a failure: not all faults have struck.
+    fn missed(&self, struck: usize, points: &[Point]) -> String {
+        let (all, reached) = (self.faults.len(), points.len());
+        let next = self.faults.get(struck).map_or(String::new(), |(at, fault)| {
+            let there = points.get(at - 1).map(|point| format!("a {}", point.site.name()));
+            let there = there.unwrap_or_else(|| "not reached".to_string());
+            format!("{} was to strike at point {at}, which is {there}; ", fault.name())
+        });
+        format!(
+            "only {struck} of {all} faults have struck: {next}this run came to {reached} points, \
+             and an earlier one with the same steps to others. The same calls must come to the same \
+             each time: look for a store that reports conflicts or errors of its own accord, for an \
+             answer that depends on the time or on chance, or for stores that share a file"
+        )
     }
 
     /// For a failure: which run this is, and which step.

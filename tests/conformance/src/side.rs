@@ -45,7 +45,7 @@ impl<E: StoreError> UserError<E> {
     }
 
     pub(crate) fn own(error: E) -> Self {
-        Self::Store(RunError::of(FaultError::Store(error)))
+        Self::Store(RunError::of(FaultError::of("a row of the user's own")(error)))
     }
 }
 
@@ -250,7 +250,7 @@ impl<H: Harness> Side for Faulty<H> {
         let mut view = self.inner().view().map_err(Failure::store)?;
         let mut rows = Vec::new();
         for walk in walks() {
-            rows.extend(view.load(&walk).map_err(Failure::store)?.rows);
+            rows.extend(view.load(&walk).map_err(Failure::load(&walk))?.rows);
         }
         Ok(rows)
     }

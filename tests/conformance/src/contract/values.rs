@@ -7,7 +7,7 @@ use twobox::{
     Revision, Stored,
 };
 
-use super::{committed, fill, rows, same};
+use super::{committed, fill, load, rows, same};
 use crate::failure::{Failure, ensure};
 use crate::harness::Harness;
 
@@ -26,7 +26,7 @@ fn come_back<H: Harness>(what: &str, records: &[Record]) -> Result<(), Failure> 
         let mut view = harness.store().view().map_err(Failure::store)?;
         for row in &right {
             let key = row.record.key();
-            let found = view.load(&Query::rows([key.clone()])).map_err(Failure::store)?.rows;
+            let found = load(&mut view, &Query::rows([key.clone()]))?.rows;
             same(&format!("{what}, {when}, {key}"), &found, std::slice::from_ref(row))?;
         }
         drop(view);
@@ -165,7 +165,7 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
     for name in &names {
         let id = EventId::new(name).map_err(Failure::new)?;
         let query = Query::Deliveries { events: vec![id], run: 10 };
-        let found = view.load(&query).map_err(Failure::store)?;
+        let found = view.load(&query).map_err(Failure::load(&query))?;
         let found: Vec<_> = found
             .lanes
             .iter()
@@ -281,7 +281,7 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
     right.sort();
     let (floor, lanes, run, events, bytes) = (Millis::new(0), 100, 100, 100, usize::MAX);
     let due = Query::Due(Due { now: Millis::MAX, floor, lanes, run, events, bytes });
-    let lanes = view.load(&due).map_err(Failure::store)?.lanes;
+    let lanes = view.load(&due).map_err(Failure::load(&due))?.lanes;
     let found: Vec<(Millis, String)> =
         lanes.iter().filter_map(|lane| Some((lane.row.due?, lane.key.to_string()))).collect();
     ensure(found == right, || {
