@@ -18,10 +18,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
+use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Committed, Consumer, DeliveryState, Draft, Dump, EventId, Fingerprint,
-    Handled, Inbox, Millis, OrderId, OrderingKey, Owner, ParametersDiffer, Reason, Receipt, Record,
+    Body, CommitOrder, Committed, Consumer, Draft, Dump, EventId, EventState, Fingerprint, Handled,
+    Inbox, Message, Millis, OrderId, OrderingKey, Owner, ParametersDiffer, Reason, Receipt,
     Register, Request, RunError, Store, Table,
 };
 use twobox_memory::MemoryStore;
@@ -224,13 +224,16 @@ struct Figures {
 impl Figures {
     fn of<S: Store>(store: &S) -> Result<Self, Failure> {
         let dump = Dump::of(&mut store.view()?)?;
-        let pending = |record: &&Record| matches!(record, Record::Outbox(_, row) if row.state == DeliveryState::Pending);
+        // Every committed event is in the outbox; what it waits for follows from its lane.
+        let states: Vec<EventState> = dump.events().into_values().map(|(state, _)| state).collect();
+        let is_pending =
+            |state: &&EventState| matches!(state, EventState::Pending | EventState::Leased);
         Ok(Self {
             keys: dump.count(Table::Requests),
             orders: dump.count(Table::Orders),
             events: dump.count(Table::Events),
-            outbox: dump.count(Table::Outbox),
-            pending: dump.records().iter().filter(pending).count(),
+            outbox: states.len(),
+            pending: states.iter().filter(is_pending).count(),
             inbox: dump.count(Table::Inbox),
             effects: dump.count(Table::Effects),
         })

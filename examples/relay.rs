@@ -13,10 +13,10 @@ use std::io::{self, Write};
 
 use redb::{ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use serde_json::{Value, json};
-use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
+use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft, Dump, Fingerprint, Handled,
-    Inbox, Millis, OrderId, OrderingKey, Owner, Reader, Reason, Record, Request, Store, Table,
+    Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, EventState, Fingerprint, Handled,
+    Inbox, Message, Millis, OrderId, OrderingKey, Owner, Reader, Reason, Request, Store, Table,
 };
 use twobox_redb::RedbStore;
 
@@ -41,7 +41,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
     }
     place(&shop, "req-3", 1, 10_000, now)?;
     let dump = Dump::of(&mut shop.view()?)?;
-    writeln!(out, "orders={} outbox={}", dump.count(Table::Orders), dump.count(Table::Outbox))?;
+    writeln!(out, "orders={} outbox={}", dump.count(Table::Orders), dump.count(Table::Events))?;
 
     let mut broker = Broker { failures_left: 1, sent: Vec::new() };
     let mut relay =
@@ -137,11 +137,9 @@ impl Broker {
 /// How many events are pending, and how often they and the others failed.
 fn outbox(shop: &RedbStore) -> Result<String, Failure> {
     let (mut pending, mut failed) = (0, 0);
-    for record in Dump::of(&mut shop.view()?)?.records() {
-        if let Record::Outbox(_, row) = record {
-            pending += u32::from(row.state == DeliveryState::Pending);
-            failed += row.failures;
-        }
+    for (state, row) in Dump::of(&mut shop.view()?)?.events().into_values() {
+        pending += u32::from(matches!(state, EventState::Pending | EventState::Leased));
+        failed += row.failures;
     }
     Ok(format!("pending={pending} failed_attempts={failed}"))
 }

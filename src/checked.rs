@@ -18,25 +18,60 @@ use core::ops::Deref;
 /// # Ok::<(), twobox::Invalid>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Checked<T>(T);
+pub struct Checked<T: Settings> {
+    settings: T,
+    against: T::Against,
+}
 
-impl<T> Checked<T> {
+/// Settings that are checked before they can be used.
+pub trait Settings: sealed::Sealed {
+    /// What they were checked against.
+    type Against: core::fmt::Debug + Clone + PartialEq + Eq + core::hash::Hash;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for crate::DeliveryPolicy {}
+    impl Sealed for crate::relay::RelaySettings {}
+    impl Sealed for crate::Retention {}
+}
+
+impl Settings for crate::DeliveryPolicy {
+    type Against = ();
+}
+
+impl Settings for crate::relay::RelaySettings {
+    type Against = ();
+}
+
+impl Settings for crate::Retention {
+    /// The sender's policy.
+    type Against = Checked<crate::DeliveryPolicy>;
+}
+
+impl<T: Settings> Checked<T> {
     /// For the checks alone.
-    pub(crate) const fn new(settings: T) -> Self {
-        Self(settings)
+    pub(crate) const fn new(settings: T, against: T::Against) -> Self {
+        Self { settings, against }
+    }
+
+    /// What they were checked against.
+    #[must_use]
+    pub const fn against(&self) -> &T::Against {
+        &self.against
     }
 }
 
-impl<T> Deref for Checked<T> {
+impl<T: Settings> Deref for Checked<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.0
+        &self.settings
     }
 }
 
-impl<T> AsRef<T> for Checked<T> {
+impl<T: Settings> AsRef<T> for Checked<T> {
     fn as_ref(&self) -> &T {
-        &self.0
+        &self.settings
     }
 }

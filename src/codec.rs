@@ -16,10 +16,10 @@ use thiserror::Error;
 
 use crate::event::{Body, Event, Headers};
 use crate::fingerprint::{Digest, Fingerprint};
-use crate::ids::{Name, OrderingKey, Reason, RequestKey};
+use crate::ids::{EventId, Name, Reason, RequestKey};
 use crate::table::{
-    CallRow, CallState, DeliveryState, InboxRow, InboxState, IndexEntry, Key, LaneRow, Lease,
-    OrderRow, OutboxRow, Placed, PositionRow, Record, RequestRow, Revision, Stored, Table,
+    CallRow, CallState, DeliveryState, EventRow, InboxRow, InboxState, Key, LaneRow, Lease,
+    OrderRow, OutboxRow, PlacedOrder, PositionRow, Record, RequestRow, Revision, Stored, Table,
 };
 use crate::time::Millis;
 
@@ -54,125 +54,6 @@ pub fn encode_key(key: &Key, out: &mut Vec<u8>) {
     }
 }
 
-/// A part of the index: entries of one kind, which stand together and in the order of their
-/// question.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IndexPart<'a> {
-    /// All of [`IndexEntry::Due`], by time.
-    Due,
-    /// [`IndexEntry::Pending`] of one lane, by sequence.
-    Pending(&'a OrderingKey),
-    /// All of [`IndexEntry::Pending`], by lane and sequence.
-    AllPending,
-    /// All of [`IndexEntry::Dead`], by id.
-    Dead,
-}
-
-/// Appends the bytes with which the entries of a part begin, and no others.
-pub fn encode_index_part(part: IndexPart<'_>, out: &mut Vec<u8>) {
-    match part {
-        IndexPart::Due => out.push(1),
-        IndexPart::Pending(lane) => {
-            out.push(2);
-            out.extend_from_slice(lane.as_str().as_bytes());
-            out.push(SEPARATOR);
-        }
-        IndexPart::AllPending => out.push(2),
-        IndexPart::Dead => out.push(3),
-    }
-}
-
-/// Whether the bytes of an index entry belong to a part.
-#[must_use]
-pub fn is_in_index_part(part: IndexPart<'_>, entry: &[u8]) -> bool {
-    match (part, entry.split_first()) {
-        (IndexPart::Due, Some((1, _)))
-        | (IndexPart::AllPending, Some((2, _)))
-        | (IndexPart::Dead, Some((3, _))) => true,
-        (IndexPart::Pending(lane), Some((2, rest))) => rest
-            .strip_prefix(lane.as_str().as_bytes())
-            .is_some_and(|rest| rest.first() == Some(&SEPARATOR)),
-        (_, _) => false,
-    }
-}
-
-/// Appends the bytes of an index entry. They sort in the order of [`IndexEntry`].
-pub fn encode_index_entry(entry: &IndexEntry, out: &mut Vec<u8>) {
-    match entry {
-        IndexEntry::Due(due, lane) => {
-            encode_index_part(IndexPart::Due, out);
-            out.extend_from_slice(&due.get().to_be_bytes());
-            out.extend_from_slice(lane.as_str().as_bytes());
-        }
-        IndexEntry::Pending(lane, sequence, id) => {
-            encode_index_part(IndexPart::Pending(lane), out);
-            out.extend_from_slice(&sequence.to_be_bytes());
-            out.extend_from_slice(id.as_str().as_bytes());
-        }
-        IndexEntry::Dead(id) => {
-            encode_index_part(IndexPart::Dead, out);
-            out.extend_from_slice(id.as_str().as_bytes());
-        }
-    }
-}
-
-/// The parts of an index entry's bytes.
-enum IndexBytes<'a> {
-    Due(u64, &'a [u8]),
-    Pending(&'a [u8], u64, &'a [u8]),
-    Dead(&'a [u8]),
-}
-
-fn split_index_entry(bytes: &[u8]) -> Result<IndexBytes<'_>, Damaged> {
-    let table = if bytes.first() == Some(&1) { Table::Lanes } else { Table::Outbox };
-    let damaged = |what: &str| Damaged { table, what: what.to_string() };
-    let number = |bytes| -> Result<(u64, &[u8]), Damaged> {
-        let (number, rest) = <[u8]>::split_first_chunk(bytes)
-            .ok_or_else(|| damaged("a short number in its index"))?;
-        Ok((u64::from_be_bytes(*number), rest))
-    };
-    match bytes.split_first() {
-        Some((1, rest)) => number(rest).map(|(due, lane)| IndexBytes::Due(due, lane)),
-        Some((2, rest)) => {
-            let end = rest
-                .iter()
-                .position(|byte| *byte == SEPARATOR)
-                .ok_or_else(|| damaged("no separator in its index"))?;
-            let (sequence, id) = number(&rest[end + 1..])?;
-            Ok(IndexBytes::Pending(&rest[..end], sequence, id))
-        }
-        Some((3, rest)) => Ok(IndexBytes::Dead(rest)),
-        Some(_) | None => Err(damaged("no kind in its index")),
-    }
-}
-
-/// Reads an index entry back.
-///
-/// # Errors
-///
-/// [`Damaged`] if the bytes are none.
-pub fn decode_index_entry(bytes: &[u8]) -> Result<IndexEntry, Damaged> {
-    Ok(match split_index_entry(bytes)? {
-        IndexBytes::Due(due, lane) => IndexEntry::Due(Millis::new(due), name(Table::Lanes, lane)?),
-        IndexBytes::Pending(lane, sequence, id) => {
-            IndexEntry::Pending(name(Table::Outbox, lane)?, sequence, name(Table::Outbox, id)?)
-        }
-        IndexBytes::Dead(id) => IndexEntry::Dead(name(Table::Outbox, id)?),
-    })
-}
-
-/// The row that the bytes of an index entry lead to: its table, and the bytes of its key.
-///
-/// # Errors
-///
-/// [`Damaged`] if the bytes are none.
-pub fn indexed_row(bytes: &[u8]) -> Result<(Table, &[u8]), Damaged> {
-    Ok(match split_index_entry(bytes)? {
-        IndexBytes::Due(_, lane) => (Table::Lanes, lane),
-        IndexBytes::Pending(_, _, id) | IndexBytes::Dead(id) => (Table::Outbox, id),
-    })
-}
-
 /// A name that fills the bytes.
 fn name<T: Name>(table: Table, bytes: &[u8]) -> Result<T, Damaged> {
     let text =
@@ -181,6 +62,11 @@ fn name<T: Name>(table: Table, bytes: &[u8]) -> Result<T, Damaged> {
 }
 
 /// Appends the bytes of a row with its revision, without its key.
+///
+/// [`decode`] takes all of it: a number has [`i64::MAX`] as its largest value, as times do, and one
+/// that lies beyond is written as that. An order that was placed names at most
+/// [`CommitOrder::MAX_EVENTS`](crate::CommitOrder::MAX_EVENTS) events, which is asserted in a debug
+/// build.
 pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
     let mut out = Writer(out);
     out.number(revision.get());
@@ -190,6 +76,7 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
             out.text(row.fingerprint.summary());
             out.time(row.registered_at);
             out.option(row.placed.as_ref(), |out, placed| {
+                debug_assert!(placed.events.len() <= crate::CommitOrder::MAX_EVENTS);
                 out.text(placed.order.as_str());
                 out.number(placed.events.len() as u64);
                 placed.events.iter().for_each(|id| out.text(id.as_str()));
@@ -202,7 +89,9 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
             out.time(row.committed_at);
             out.body(&row.body);
         }
-        Record::Event(event) => {
+        Record::Event(EventRow { event, sequence, due }) => {
+            out.number(*sequence);
+            out.time(*due);
             out.text(event.order.as_str());
             out.text(event.event_type.as_str());
             out.number(event.schema_version.into());
@@ -225,15 +114,16 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
             out.number(row.failures.into());
             match row.state {
                 DeliveryState::Pending => out.number(0),
-                DeliveryState::Confirmed(at) => out.state(1, at),
-                DeliveryState::Dead(at) => out.state(2, at),
-                DeliveryState::Discarded(at) => out.state(3, at),
-                DeliveryState::Cancelled(at) => out.state(4, at),
+                DeliveryState::Dead(at) => out.state(1, at),
+                DeliveryState::Discarded(at) => out.state(2, at),
+                DeliveryState::Cancelled(at) => out.state(3, at),
             }
             out.option(row.reason.as_ref(), |out, reason| out.text(reason.as_str()));
+            out.number(row.moved.into());
         }
         Record::Lane(_, row) => {
             out.number(row.next);
+            out.number(row.head);
             out.number(row.confirmed);
             out.option(row.due, Writer::time);
             out.number(row.starts.into());
@@ -307,6 +197,23 @@ impl Decoder {
         decode_row(Parser { table, rest: value, names: self }, table, key)
     }
 
+    /// Reads how an event stands to which nothing has happened, and not its headers and its body.
+    ///
+    /// # Errors
+    ///
+    /// As [`decode`].
+    pub fn untouched(&mut self, key: &[u8], value: &[u8]) -> Result<(EventId, OutboxRow), Damaged> {
+        let mut value = Parser { table: Table::Events, rest: value, names: self };
+        value.number()?;
+        let id = value.names.name(Table::Events, key)?;
+        let (sequence, due) = (value.number()?, value.time()?);
+        value.bytes()?;
+        let event_type = value.name()?;
+        value.number()?;
+        let (lane, committed_at) = (value.name()?, value.time()?);
+        Ok((id, OutboxRow::untouched_in(lane, sequence, event_type, committed_at, due)))
+    }
+
     /// A name that fills the bytes.
     fn name<T: Name>(&mut self, table: Table, bytes: &[u8]) -> Result<T, Damaged> {
         if bytes.len() <= T::MAX
@@ -346,7 +253,7 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
             let placed = value.option(|value| {
                 let order = value.name()?;
                 let events = value.list(crate::CommitOrder::MAX_EVENTS, Parser::name)?;
-                Ok(Placed { order, events, at: value.time()? })
+                Ok(PlacedOrder { order, events, at: value.time()? })
             })?;
             Record::Request(key, RequestRow { fingerprint, registered_at, placed })
         }
@@ -358,26 +265,7 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
                 OrderRow { request, committed_at: value.time()?, body: value.body()? },
             )
         }
-        Table::Events => Record::Event(Event {
-            id: value.names.name(table, key)?,
-            order: value.name()?,
-            event_type: value.name()?,
-            schema_version: value.small()?,
-            ordering_key: value.name()?,
-            time: value.time()?,
-            headers: {
-                let pairs = value.list(Headers::MAX, |value| Ok((value.text()?, value.text()?)))?;
-                // A name that stands twice is refused below.
-                if !pairs.is_sorted_by_key(|(name, _)| *name) {
-                    return Err(value.damaged("headers that are not in their order"));
-                }
-                let headers = pairs
-                    .into_iter()
-                    .try_fold(Headers::new(), |headers, (name, value)| headers.with(name, value));
-                headers.map_err(|invalid| value.damaged(invalid))?
-            },
-            body: value.body()?,
-        }),
+        Table::Events => event_row(&mut value, key).map(Record::Event)?,
         Table::Outbox => Record::Outbox(
             value.names.name(table, key)?,
             OutboxRow {
@@ -390,22 +278,23 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
                 failures: value.small()?,
                 state: match value.number()? {
                     0 => DeliveryState::Pending,
-                    1 => DeliveryState::Confirmed(value.time()?),
-                    2 => DeliveryState::Dead(value.time()?),
-                    3 => DeliveryState::Discarded(value.time()?),
-                    4 => DeliveryState::Cancelled(value.time()?),
+                    1 => DeliveryState::Dead(value.time()?),
+                    2 => DeliveryState::Discarded(value.time()?),
+                    3 => DeliveryState::Cancelled(value.time()?),
                     other => {
                         return Err(value
                             .damaged(alloc::format!("no delivery state has the number {other}")));
                     }
                 },
                 reason: value.option(Parser::reason)?,
+                moved: value.option(|_| Ok(()))?.is_some(),
             },
         ),
         Table::Lanes => Record::Lane(
             value.names.name(table, key)?,
             LaneRow {
                 next: value.number()?,
+                head: value.number()?,
                 confirmed: value.number()?,
                 due: value.option(Parser::time)?,
                 starts: value.small()?,
@@ -484,10 +373,49 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
     }
 }
 
+/// An event with its place.
+fn event_row(value: &mut Parser<'_, '_>, key: &[u8]) -> Result<EventRow, Damaged> {
+    let (sequence, due) = (value.number()?, value.time()?);
+    let event = Event {
+        id: value.names.name(Table::Events, key)?,
+        order: value.name()?,
+        event_type: value.name()?,
+        schema_version: value.small()?,
+        ordering_key: value.name()?,
+        time: value.time()?,
+        headers: headers(value)?,
+        body: value.body()?,
+    };
+    Ok(EventRow { event, sequence, due })
+}
+
+fn headers(value: &mut Parser<'_, '_>) -> Result<Headers, Damaged> {
+    let pairs = value.list(Headers::MAX, |value| Ok((value.text()?, value.text()?)))?;
+    // A name that stands twice is refused below.
+    if !pairs.is_sorted_by_key(|(name, _)| *name) {
+        return Err(value.damaged("headers that are not in their order"));
+    }
+    let headers = pairs
+        .into_iter()
+        .try_fold(Headers::new(), |headers, (name, value)| headers.with(name, value));
+    headers.map_err(|invalid| value.damaged(invalid))
+}
+
+/// Reads the revision of a row from its value, and nothing else.
+///
+/// # Errors
+///
+/// [`Damaged`] if there is none.
+pub fn decode_revision(table: Table, value: &[u8]) -> Result<Revision, Damaged> {
+    let mut names = Decoder::default();
+    Parser { table, rest: value, names: &mut names }.number().map(Revision::from_stored)
+}
+
 struct Writer<'a>(&'a mut Vec<u8>);
 
 impl Writer<'_> {
-    fn number(&mut self, mut number: u64) {
+    fn number(&mut self, number: u64) {
+        let mut number = number.min(i64::MAX as u64);
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);
             number >>= 7;
@@ -570,6 +498,8 @@ impl<'a> Parser<'a, '_> {
                 // the small ones.
                 return if byte == 0 {
                     Err(self.damaged("a number with idle digits"))
+                } else if number > i64::MAX as u64 {
+                    Err(self.damaged("a number that is too large"))
                 } else {
                     Ok(number)
                 };
@@ -584,10 +514,11 @@ impl<'a> Parser<'a, '_> {
 
     fn time(&mut self) -> Result<Millis, Damaged> {
         let bytes = self.take(8)?;
-        bytes
-            .try_into()
-            .map(|bytes| Millis::new(u64::from_be_bytes(bytes)))
-            .map_err(|_| self.damaged("a short time"))
+        let bytes = bytes.try_into().map_err(|_| self.damaged("a short time"))?;
+        let millis = u64::from_be_bytes(bytes);
+        let time = Millis::new(millis);
+        // What is beyond the end of time was not written by us.
+        if time.get() == millis { Ok(time) } else { Err(self.damaged("a time that is too late")) }
     }
 
     fn bytes(&mut self) -> Result<&'a [u8], Damaged> {

@@ -187,6 +187,15 @@ impl Draft {
         })
     }
 
+    /// An event of a type, with a JSON document as its body.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the type is refused, or the document is too large.
+    pub fn json(event_type: impl AsRef<str>, text: impl AsRef<str>) -> Result<Self, Invalid> {
+        Self::new(event_type, Body::json(text)?)
+    }
+
     /// With an id of the author's own. It must be the same when the request is retried, and unique
     /// in the store.
     #[must_use]

@@ -92,7 +92,13 @@ pub enum Invalid {
 
 /// The beginning of a text, for messages: at most `max` bytes, cut between characters.
 pub(crate) fn beginning(text: &str, max: usize) -> &str {
-    &text[..text.floor_char_boundary(max)]
+    &text[..boundary(text, max)]
+}
+
+/// The last boundary between characters that is not past `max`. (`str::floor_char_boundary` needs
+/// Rust 1.91.)
+fn boundary(text: &str, max: usize) -> usize {
+    (0..=max.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
 /// Checks a text against the rules at the top of this module.
@@ -329,7 +335,7 @@ pub(crate) fn fit(text: &str, max: usize) -> Arc<str> {
     }
     let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.len() > max {
-        line.truncate(line.floor_char_boundary(max - MORE.len()));
+        line.truncate(boundary(&line, max - MORE.len()));
         line.push_str(MORE);
     }
     line.into()

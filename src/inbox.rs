@@ -1,32 +1,58 @@
 //! The inbox: a consumer applies each event once, in one commit with what it does about it (P5,
 //! F6).
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::fmt;
+use core::future::Future;
 use core::ops::Deref;
+use core::slice;
 
 use crate::event::Body;
+use crate::flow::{Called, ReceiveFlow};
 use crate::ids::{Consumer, Reason};
-use crate::relay::Message;
-use crate::store::{Reader, RunError, Store, Writing};
+use crate::message::Message;
+use crate::store::asynchronous::{self, AsyncCall, AsyncReader, AsyncStore, AsyncWriting};
+use crate::store::{Call, Reader, RunError, Store, Tables, Writing, drive};
 use crate::time::Millis;
-use crate::transition::receive::{
-    ContentDiffers, CountFailure, FailureCounted, Receive, Received, RecordEffect,
-};
+use crate::transition::receive::{ContentDiffers, CountFailure, Receive};
 
-/// The inbox of one consumer in a store, which it has as a reference or as an `Arc`. Several
-/// consumers may share a store (F8).
+/// The inbox of one consumer in a store, sync or async, which it has as a reference or as an `Arc`.
+/// Several consumers may share a store (F8).
 ///
 /// What the consumer does outside of the store's transaction, such as sending a mail, can happen
 /// twice (P9): hand the event id on, or see [`transition::call`](crate::transition::call).
 #[derive(Debug)]
 pub struct Inbox<R> {
     store: R,
+    reception: Reception,
+}
+
+/// How a consumer receives.
+#[derive(Debug, Clone)]
+pub struct Reception {
     consumer: Consumer,
     max_failures: u32,
     in_order: bool,
+}
+
+impl Reception {
+    pub(crate) fn receive(&self, message: &Message) -> Receive {
+        let receive = Receive::new(self.consumer.clone(), &message.event);
+        if !self.in_order {
+            return receive;
+        }
+        receive.in_order(message.event.ordering_key.clone(), message.place)
+    }
+
+    pub(crate) fn count_failure(&self, message: &Message, reason: Reason) -> CountFailure {
+        let (consumer, limit) = (self.consumer.clone(), self.max_failures);
+        let count = CountFailure::new(consumer, &message.event, reason, limit);
+        if !self.in_order {
+            return count;
+        }
+        count.in_order(message.event.ordering_key.clone(), message.place)
+    }
 }
 
 /// What a handler made of an event.
@@ -62,38 +88,22 @@ pub enum Receipt {
     Refused(ContentDiffers),
 }
 
-/// Why a transaction with a batch is rolled back.
-enum Back<E> {
-    Store(RunError<E, Infallible>),
-    /// The event at this place was not applied, but its handler may have written something.
-    Without(usize, NotApplied),
-}
-
-enum NotApplied {
-    Deferred(Reason),
-    Failed(Reason),
-}
-
-/// A transaction of the store behind an inbox.
-pub(crate) type Tx<'t, R> = <<R as Deref>::Target as Store>::Tx<'t>;
-/// What the store behind an inbox says went wrong.
-type StoreError<R> = <<R as Deref>::Target as Reader>::Error;
-
-impl<R: Deref<Target: Store>> Inbox<R> {
+impl<R> Inbox<R> {
     /// How often a consumer may fail on an event before it is set aside, if nothing else is said.
     pub const MAX_FAILURES: u32 = 16;
 
     /// The inbox of a consumer.
     #[must_use]
-    pub fn new(store: R, consumer: Consumer) -> Self {
-        Self { store, consumer, max_failures: Self::MAX_FAILURES, in_order: false }
+    pub const fn new(store: R, consumer: Consumer) -> Self {
+        let max_failures = Self::MAX_FAILURES;
+        Self { store, reception: Reception { consumer, max_failures, in_order: false } }
     }
 
     /// Sets an event aside after so many failures, 1 at least; [`Inbox::MAX_FAILURES`] if not
     /// given.
     #[must_use]
     pub fn max_failures(mut self, limit: u32) -> Self {
-        self.max_failures = limit.max(1);
+        self.reception.max_failures = limit.max(1);
         self
     }
 
@@ -101,10 +111,19 @@ impl<R: Deref<Target: Store>> Inbox<R> {
     /// applied or set aside. The ordering keys of all senders to this consumer must then differ.
     #[must_use]
     pub fn in_order(mut self) -> Self {
-        self.in_order = true;
+        self.reception.in_order = true;
         self
     }
+}
 
+/// A transaction of the store behind an inbox.
+pub(crate) type Tx<'t, R> = <<R as Deref>::Target as Store>::Tx<'t>;
+pub(crate) type AsyncTx<'t, R> = <<R as Deref>::Target as AsyncStore>::Tx<'t>;
+/// What the store behind an inbox says went wrong.
+type Failed<R> = RunError<<<R as Deref>::Target as Reader>::Error, Infallible>;
+type AsyncFailed<R> = RunError<<<R as Deref>::Target as AsyncReader>::Error, Infallible>;
+
+impl<R: Deref<Target: Store>> Inbox<R> {
     /// Receives an event: if it comes for the first time, `handler` runs in the transaction that
     /// marks it as applied.
     ///
@@ -119,15 +138,13 @@ impl<R: Deref<Target: Store>> Inbox<R> {
         message: &Message,
         now: Millis,
         handler: impl FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
-    ) -> Result<Receipt, RunError<StoreError<R>, Infallible>> {
-        let mut receipts = self.receive_batch(core::slice::from_ref(message), now, handler)?;
-        // There is one receipt for each message, and there is one message.
-        Ok(receipts.pop().unwrap_or(Receipt::Duplicate))
+    ) -> Result<Receipt, Failed<R>> {
+        self.receive_batch(slice::from_ref(message), now, handler).map(only)
     }
 
     /// Receives several events in one commit, and answers for each in their order. One that fails,
     /// is deferred or refused does not take the others down: they are applied without it, for which
-    /// their handlers run again.
+    /// their handlers run once more. If one of these fails then, the others come again.
     ///
     /// # Errors
     ///
@@ -137,95 +154,136 @@ impl<R: Deref<Target: Store>> Inbox<R> {
         &self,
         messages: &[Message],
         now: Millis,
-        mut handler: impl FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
-    ) -> Result<Vec<Receipt>, RunError<StoreError<R>, Infallible>> {
-        let mut without: BTreeMap<usize, NotApplied> = BTreeMap::new();
-        let mut receipts = loop {
-            let round = self.store.write(now, |tx| {
-                let mut receipts = Vec::with_capacity(messages.len());
-                for (at, message) in messages.iter().enumerate() {
-                    if without.contains_key(&at) {
-                        // Its place is filled below.
-                        receipts.push(Receipt::Duplicate);
-                        continue;
-                    }
-                    receipts.push(self.receive_in(tx, at, message, &mut handler)?);
-                }
-                Ok(receipts)
-            });
-            match round {
-                Ok(receipts) => break receipts,
-                Err(RunError::Refused(Back::Store(error))) => return Err(error),
-                Err(RunError::Refused(Back::Without(at, why))) => {
-                    without.insert(at, why);
-                }
-                Err(RunError::Conflict(key)) => return Err(RunError::Conflict(key)),
-                Err(RunError::Store(error)) => return Err(RunError::Store(error)),
-                Err(RunError::Unknown(error)) => return Err(RunError::Unknown(error)),
-            }
-        };
-        for (at, why) in without {
-            receipts[at] = match why {
-                NotApplied::Deferred(reason) => Receipt::Deferred(reason),
-                NotApplied::Failed(reason) => self.count_failure(&messages[at], reason, now)?,
-            };
-        }
-        Ok(receipts)
+        handler: impl FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
+    ) -> Result<Vec<Receipt>, Failed<R>> {
+        let mut call = Handling { messages, now, handler, touched: false };
+        drive(&*self.store, ReceiveFlow::new(&self.reception, messages, now), &mut call)
     }
+}
 
-    /// Receives one event of a batch in the batch's transaction.
-    fn receive_in<E: fmt::Display>(
-        &self,
-        tx: &mut Writing<'_, Tx<'_, R>>,
-        at: usize,
-        message: &Message,
-        handler: &mut impl FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
-    ) -> Result<Receipt, Back<StoreError<R>>> {
-        let mut receive = Receive::new(self.consumer.clone(), &message.event);
-        if self.in_order {
-            receive = receive.in_order(message.event.ordering_key.clone(), message.place);
-        }
-        match tx.run(receive).map_err(RunError::split) {
-            Ok(Received::Applied) => {}
-            Ok(Received::Duplicate) => return Ok(Receipt::Duplicate),
-            Ok(Received::Poisoned) => return Ok(Receipt::Poisoned),
-            Ok(Received::WaitsFor(sequence)) => return Ok(Receipt::WaitsFor(sequence)),
-            Err(Ok(refusal)) => return Ok(Receipt::Refused(refusal)),
-            Err(Err(error)) => return Err(Back::Store(error)),
-        }
-        match handler(tx, message) {
-            Ok(Handled::Done) => Ok(Receipt::Applied),
-            Ok(Handled::Effect(body)) => {
-                let effect =
-                    RecordEffect::new(self.consumer.clone(), message.event.id.clone(), body);
-                tx.run(effect).map(|()| Receipt::Applied).map_err(Back::Store)
-            }
-            Ok(Handled::Defer(reason)) => Err(Back::Without(at, NotApplied::Deferred(reason))),
-            Err(error) => Err(Back::Without(at, NotApplied::Failed(Reason::new(error)))),
-        }
-    }
+/// What an async consumer does about an event.
+pub trait AsyncHandler<X>: Send {
+    /// Why it failed.
+    type Error: fmt::Display;
 
-    fn count_failure(
-        &self,
+    /// Does it, in the transaction that marks the event as applied.
+    fn handle(
+        &mut self,
+        tx: &mut AsyncWriting<'_, X>,
         message: &Message,
-        reason: Reason,
+    ) -> impl Future<Output = Result<Handled, Self::Error>> + Send;
+}
+
+impl<R: Deref<Target: AsyncStore>> Inbox<R> {
+    /// As [`Inbox::receive_batch`], on an async store. The future is `Send`, as that of
+    /// [`AsyncStore::write`] is.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub async fn receive_async<E: fmt::Display>(
+        &self,
+        messages: &[Message],
         now: Millis,
-    ) -> Result<Receipt, RunError<StoreError<R>, Infallible>> {
-        let mut count = CountFailure::new(
-            self.consumer.clone(),
-            &message.event,
-            reason.clone(),
-            self.max_failures,
-        );
-        if self.in_order {
-            count = count.in_order(message.event.ordering_key.clone(), message.place);
-        }
-        match self.store.run(count, now).map_err(RunError::split) {
-            Ok(FailureCounted::ComesAgain) => Ok(Receipt::Failed(reason)),
-            Ok(FailureCounted::Poisoned) => Ok(Receipt::Poisoned),
-            Ok(FailureCounted::AppliedAlready) => Ok(Receipt::Duplicate),
-            Err(Ok(refusal)) => Ok(Receipt::Refused(refusal)),
-            Err(Err(error)) => Err(error),
-        }
+        handler: impl AsyncFnMut(&mut AsyncWriting<'_, AsyncTx<'_, R>>, &Message) -> Result<Handled, E>,
+    ) -> Result<Vec<Receipt>, AsyncFailed<R>> {
+        let flow = ReceiveFlow::new(&self.reception, messages, now);
+        let call = AsyncHandling { messages, now, handler: Closure(handler) };
+        asynchronous::drive(&*self.store, flow, call).await
+    }
+
+    /// As [`Inbox::receive_async`], with a handler that is a type of its own; the future is `Send`,
+    /// whoever asks.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub async fn receive_with<H>(
+        &self,
+        messages: &[Message],
+        now: Millis,
+        handler: &mut H,
+    ) -> Result<Vec<Receipt>, AsyncFailed<R>>
+    where
+        H: for<'a> AsyncHandler<AsyncTx<'a, R>>,
+    {
+        let flow = ReceiveFlow::new(&self.reception, messages, now);
+        let call = AsyncHandling { messages, now, handler: Typed(handler) };
+        asynchronous::drive(&*self.store, flow, call).await
+    }
+}
+
+/// The one receipt for the one message. A consumer that answered for none has not received it.
+fn only(mut receipts: Vec<Receipt>) -> Receipt {
+    debug_assert_eq!(receipts.len(), 1, "one receipt for one message");
+    receipts.pop().unwrap_or_else(|| Receipt::Deferred(Reason::new("there is no receipt for it")))
+}
+
+/// What a handler made of an event, as a flow is told.
+fn called<E: fmt::Display>(handled: Result<Handled, E>) -> Called {
+    match handled {
+        Ok(Handled::Done) => Called::Done,
+        Ok(Handled::Effect(body)) => Called::Effect(body),
+        Ok(Handled::Defer(reason)) => Called::Defer(reason),
+        Err(error) => Called::Failed(Reason::new(error)),
+    }
+}
+
+/// A sync handler, as a flow calls it.
+struct Handling<'m, H> {
+    messages: &'m [Message],
+    now: Millis,
+    handler: H,
+    touched: bool,
+}
+
+impl<X, H, E> Call<X> for Handling<'_, H>
+where
+    X: Tables,
+    H: FnMut(&mut Writing<'_, X>, &Message) -> Result<Handled, E>,
+    E: fmt::Display,
+{
+    fn call(&mut self, tx: &mut X, n: usize) -> Called {
+        let mut writing = Writing::new(tx, self.now);
+        let handled = (self.handler)(&mut writing, &self.messages[n]);
+        self.touched = writing.touched();
+        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+    }
+
+    fn touched(&self) -> bool {
+        self.touched
+    }
+}
+
+/// An async handler, as a flow calls it.
+struct AsyncHandling<'m, H> {
+    messages: &'m [Message],
+    now: Millis,
+    handler: H,
+}
+
+struct Closure<F>(F);
+struct Typed<'h, H>(&'h mut H);
+
+impl<X, F, E> AsyncCall<X> for AsyncHandling<'_, Closure<F>>
+where
+    F: AsyncFnMut(&mut AsyncWriting<'_, X>, &Message) -> Result<Handled, E>,
+    E: fmt::Display,
+{
+    async fn call(&mut self, tx: &mut X, n: usize) -> Called {
+        let mut writing = AsyncWriting::new(tx, self.now);
+        let handled = (self.handler.0)(&mut writing, &self.messages[n]).await;
+        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+    }
+}
+
+impl<X, H> AsyncCall<X> for AsyncHandling<'_, Typed<'_, H>>
+where
+    H: AsyncHandler<X>,
+{
+    async fn call(&mut self, tx: &mut X, n: usize) -> Called {
+        let mut writing = AsyncWriting::new(tx, self.now);
+        let handled = self.handler.0.handle(&mut writing, &self.messages[n]).await;
+        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
     }
 }

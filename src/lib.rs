@@ -1,17 +1,23 @@
 #![doc = include_str!("../README.md")]
 #![no_std]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
 
 mod boundary;
 mod checked;
 pub mod codec;
 mod event;
 mod fingerprint;
+pub mod flow;
 mod ids;
+mod in_process;
 mod inbox;
 #[cfg(feature = "json")]
 mod json;
+mod message;
 mod policy;
 pub mod relay;
 mod render;
@@ -20,39 +26,48 @@ mod stats;
 pub mod store;
 mod table;
 mod time;
-pub mod transition;
+mod transition;
 mod upkeep;
 
-pub use boundary::{Batch, Change, Decision, Expect, Keys, Query, Rows, Transition};
-pub use checked::Checked;
+pub use boundary::{
+    Batch, Change, Decision, Delivery, Due, Expect, Finished, Keys, Lane, Query, Rows, Transition,
+    Write,
+};
+pub use checked::{Checked, Settings};
 pub use event::{Body, Draft, Event, Headers};
 pub use fingerprint::{Digest, Fingerprint};
 pub use ids::{
     Consumer, ContentType, EventId, EventType, HeaderName, HeaderValue, Invalid, OrderId,
     OrderingKey, Owner, Reason, RequestId, RequestKey, Scope,
 };
-pub use inbox::{Handled, Inbox, Receipt};
+pub use in_process::{Fault, InProcess};
+pub use inbox::{AsyncHandler, Handled, Inbox, Receipt, Reception};
+pub use message::{LanePlace, Message};
 pub use policy::{DeliveryPolicy, WhenDead};
-pub use render::Dump;
+pub use render::{Dump, Events, ShownRow};
 pub use retention::{RedriveWindow, Retention};
 pub use stats::{Counts, Stats};
 pub use store::{
-    Applied, End, Load, Reader, RunError, Step, Stepped, Store, Tables, Transaction, Writing,
+    Applied, End, Load, Reader, RunError, Seen, Store, StoreError, Tables, Transaction, Writing,
 };
 pub use table::{
-    CallRow, CallState, DeliveryState, FORMAT_VERSION, InboxRow, InboxState, IndexEntry, Key,
-    LaneRow, Lease, OrderRow, OutboxRow, Placed, PositionRow, Record, RequestRow, Revision, Stored,
-    Table,
+    CallRow, CallState, DeliveryState, EventRow, EventState, FORMAT_VERSION, InboxRow, InboxState,
+    IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, PlacedOrder, PositionRow, Record,
+    RequestRow, Revision, Stored, Table,
 };
 pub use time::Millis;
-pub use transition::claim::{Claim, Claimed, Delivery, Run};
+pub use transition::call;
+pub use transition::claim::{Claim, Claimed, Leased, LeasedEvent};
 pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};
-pub use transition::lane::{LeaseRef, Place, Stale, StaleLease};
+pub use transition::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
 pub use transition::operator::{Cancel, Discard, NotDone, Operated, Redrive};
 pub use transition::purge::{Purge, Purged};
 pub use transition::receive::{
-    ContentDiffers, CountFailure, FailureCounted, Receive, Received, RecordEffect, Retry, SkipTo,
+    ContentDiffers, CountFailure, FailureCounted, Receive, Received, Retry, SkipTo,
 };
 pub use transition::register::{ParametersDiffer, Register, Registered, Request};
-pub use transition::settle::{Ending, Renew, Renewed, RunResult, Settle, Settled};
-pub use upkeep::{DeadLetter, dead_letters, purge_all, redrive_all};
+pub use transition::settle::{Ending, Renew, Renewed, Settle, Settled, Settlement};
+pub use upkeep::{
+    DeadLetter, dead_letters, dead_letters_async, purge_all, purge_all_async, redrive_all,
+    redrive_all_async,
+};

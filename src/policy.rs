@@ -57,7 +57,7 @@ impl Default for DeliveryPolicy {
 impl Default for Checked<DeliveryPolicy> {
     /// The defaults, which go together.
     fn default() -> Self {
-        Self::new(DeliveryPolicy::default())
+        Self::new(DeliveryPolicy::default(), ())
     }
 }
 
@@ -101,7 +101,7 @@ impl DeliveryPolicy {
             );
             return refuse("max_starts", reason);
         }
-        Ok(Checked::new(self))
+        Ok(Checked::new(self, ()))
     }
 
     /// Refuses a lease that is longer than the longest backoff: an event whose relay has died would
@@ -130,6 +130,7 @@ impl DeliveryPolicy {
     /// event's id and n alone, so it is the same in every run (F13).
     #[must_use]
     pub fn backoff(&self, event: &EventId, failures: u32) -> Duration {
+        const NANOS: u128 = 1_000_000_000;
         // In nanoseconds, of which 128 bits hold more than a duration has.
         let doubled =
             self.backoff_base.as_nanos().saturating_mul(1 << failures.saturating_sub(1).min(127));
@@ -139,6 +140,9 @@ impl DeliveryPolicy {
             [event.as_str().as_bytes(), &failures.to_be_bytes()[..]],
         );
         let jitter = half * u128::from(digest.0[0]) / 255;
-        Duration::from_nanos_u128(half + jitter).max(Duration::from_millis(1))
+        let nanos = half + jitter;
+        // (`Duration::from_nanos_u128` needs Rust 1.93.) The cap is a duration, so its seconds fit.
+        let waits = Duration::new((nanos / NANOS) as u64, (nanos % NANOS) as u32);
+        waits.max(Duration::from_millis(1))
     }
 }

@@ -102,7 +102,7 @@ impl Retention {
                           the inbox, and twice as long as events";
             return refuse("retention of positions", reason.into());
         }
-        Ok(Checked::new(self))
+        Ok(Checked::new(self, policy.clone()))
     }
 }
 
@@ -110,8 +110,8 @@ impl Checked<Retention> {
     /// How long after its commit a dead event may be redriven without a consumer having forgotten
     /// it (F10): what is redriven at the end of it is still known when it is dead again.
     #[must_use]
-    pub fn redrive_window(&self, policy: &Checked<DeliveryPolicy>) -> RedriveWindow {
-        RedriveWindow(self.inbox.saturating_sub(policy.longest_retry()))
+    pub fn redrive_window(&self) -> RedriveWindow {
+        RedriveWindow(self.inbox.saturating_sub(self.against().longest_retry()))
     }
 }
 

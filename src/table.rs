@@ -1,9 +1,9 @@
 //! The tables: what is in a store, as types. Every adapter keeps these and nothing else of ours.
 //!
 //! The sender's side has requests, orders, events, outbox and lanes, the receiver's side inbox,
-//! effects, positions and calls; one store may hold both. `events` holds envelopes and payloads,
-//! which are written once; what changes while an event is delivered is a small row in `outbox` and
-//! the row of its lane.
+//! effects, positions and calls; one store may hold both. An event is written once, with its place
+//! in its lane. That it is confirmed follows from its lane, which has moved past it; a row in
+//! `outbox` says what else happened to it, and is there only if something did.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -24,9 +24,9 @@ pub enum Table {
     Requests,
     /// One row for each order.
     Orders,
-    /// Immutable envelopes with their payloads.
+    /// Immutable envelopes with their payloads, each with its place in its lane.
     Events,
-    /// The delivery state of each event (P3).
+    /// What happened to events that were not simply confirmed (P3).
     Outbox,
     /// One row for each ordering key: who delivers it now, and when it is due (P4, P6).
     Lanes,
@@ -191,12 +191,12 @@ pub struct RequestRow {
     /// When the key was bound.
     pub registered_at: Millis,
     /// The order, once it is committed.
-    pub placed: Option<Placed>,
+    pub placed: Option<PlacedOrder>,
 }
 
 /// The first outcome of a request, which every retry gets again (P1).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Placed {
+pub struct PlacedOrder {
     /// The order that the request created.
     pub order: OrderId,
     /// Its events, in their order.
@@ -216,21 +216,35 @@ pub struct OrderRow {
     pub body: Body,
 }
 
-/// The delivery state of one event (P3).
+/// An event with its place in its lane: written once, never changed.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EventRow {
+    /// The envelope and the payload.
+    pub event: Event,
+    /// Its place in the lane of its ordering key, from 1.
+    pub sequence: u64,
+    /// Not published before this time.
+    pub due: Millis,
+}
+
+/// What happened to an event on its way, other than that it was confirmed (P3).
+///
+/// An event to which nothing happened has no such row; [`OutboxRow::untouched`] says what it would
+/// be.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OutboxRow {
-    /// The lane that it stands in.
+    /// The lane that it stands in; the same as in the event.
     pub lane: OrderingKey,
-    /// Its place in the lane, from 1.
+    /// Its place in the lane: that of the event, until a redrive gives it one at the end.
     pub sequence: u64,
-    /// What happened; the same as in the event.
+    /// What the event is about; the same as in the event.
     pub event_type: EventType,
     /// When it was committed; the same as in the event.
     pub committed_at: Millis,
     /// Not published before this time.
     pub due: Millis,
-    /// How often a publish was started, as far as settled; a start that nobody settled is counted
-    /// in the lane (F4).
+    /// How often a publish was started without being confirmed, as far as settled; a start that
+    /// nobody settled is counted in the lane (F4).
     pub starts: u32,
     /// How often a publish failed (F15: an outage is no failure of the event).
     pub failures: u32,
@@ -238,16 +252,50 @@ pub struct OutboxRow {
     pub state: DeliveryState,
     /// Why it failed last, or was given up.
     pub reason: Option<Reason>,
+    /// Whether a redrive gave it its place.
+    pub moved: bool,
 }
 
-/// Where an event is on its way. Only pending ones wait in their lane; a pending one is leased
-/// while the lane's lease covers it.
+impl OutboxRow {
+    /// The row of an event to which nothing has happened.
+    #[must_use]
+    pub fn untouched(row: &EventRow) -> Self {
+        Self::new(&row.event, row.sequence, row.due)
+    }
+
+    pub(crate) fn new(event: &Event, sequence: u64, due: Millis) -> Self {
+        let (lane, event_type) = (event.ordering_key.clone(), event.event_type.clone());
+        Self::untouched_in(lane, sequence, event_type, event.time, due)
+    }
+
+    pub(crate) const fn untouched_in(
+        lane: OrderingKey,
+        sequence: u64,
+        event_type: EventType,
+        committed_at: Millis,
+        due: Millis,
+    ) -> Self {
+        Self {
+            lane,
+            sequence,
+            event_type,
+            committed_at,
+            due,
+            starts: 0,
+            failures: 0,
+            state: DeliveryState::Pending,
+            reason: None,
+            moved: false,
+        }
+    }
+}
+
+/// What a row of the outbox says of an event. A pending one is confirmed once its lane has moved
+/// past it: see [`LaneRow::head`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeliveryState {
-    /// To be delivered.
+    /// To be delivered, or confirmed.
     Pending,
-    /// The broker has it, since this time.
-    Confirmed(Millis),
     /// Given up at this time, for an operator to redrive or discard.
     Dead(Millis),
     /// Dead, then discarded by an operator at this time.
@@ -256,14 +304,45 @@ pub enum DeliveryState {
     Cancelled(Millis),
 }
 
-impl DeliveryState {
-    /// Whether nothing can happen to it any more: confirmed, discarded or cancelled, and since
-    /// when.
+/// Where an event is on its way, as its lane and its row in the outbox say together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EventState {
+    /// To be delivered.
+    Pending,
+    /// To be delivered, and covered by a lease: it may be on its way.
+    Leased,
+    /// The broker has it.
+    Confirmed,
+    /// Given up at this time, for an operator to redrive or discard.
+    Dead(Millis),
+    /// Dead, then discarded by an operator at this time.
+    Discarded(Millis),
+    /// Cancelled at this time, before it was delivered.
+    Cancelled(Millis),
+}
+
+impl EventState {
+    /// What a lane and an event's row in the outbox say together.
     #[must_use]
-    pub const fn finished_at(self) -> Option<Millis> {
+    pub fn of(lane: &LaneRow, row: &OutboxRow) -> Self {
+        match row.state {
+            DeliveryState::Dead(at) => Self::Dead(at),
+            DeliveryState::Discarded(at) => Self::Discarded(at),
+            DeliveryState::Cancelled(at) => Self::Cancelled(at),
+            DeliveryState::Pending if row.sequence < lane.head => Self::Confirmed,
+            DeliveryState::Pending if lane.leases(row.sequence) => Self::Leased,
+            DeliveryState::Pending => Self::Pending,
+        }
+    }
+
+    /// Since when nothing can happen to it any more, if that is so. It is not kept when an event was
+    /// confirmed, so of one that is, it is the time of its commit.
+    #[must_use]
+    pub const fn finished_since(self, committed_at: Millis) -> Option<Millis> {
         match self {
-            Self::Pending | Self::Dead(_) => None,
-            Self::Confirmed(at) | Self::Discarded(at) | Self::Cancelled(at) => Some(at),
+            Self::Pending | Self::Leased | Self::Dead(_) => None,
+            Self::Confirmed => Some(committed_at),
+            Self::Discarded(at) | Self::Cancelled(at) => Some(at),
         }
     }
 
@@ -272,7 +351,8 @@ impl DeliveryState {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pending => "pending",
-            Self::Confirmed(_) => "confirmed",
+            Self::Leased => "leased",
+            Self::Confirmed => "confirmed",
             Self::Dead(_) => "dead",
             Self::Discarded(_) => "discarded",
             Self::Cancelled(_) => "cancelled",
@@ -286,6 +366,9 @@ impl DeliveryState {
 pub struct LaneRow {
     /// The sequence that the next event gets.
     pub next: u64,
+    /// The first sequence at which an event may be pending: what stands before it is confirmed,
+    /// unless its row in the outbox says that it was given up.
+    pub head: u64,
     /// The sequence of the event that was confirmed last; 0 before the first.
     pub confirmed: u64,
     /// When its first pending event can be claimed: its due time, or while it is leased the end of
@@ -415,7 +498,7 @@ pub enum Record {
     /// A row of [`Table::Orders`].
     Order(OrderId, OrderRow),
     /// A row of [`Table::Events`]; its key is the event's id.
-    Event(Event),
+    Event(EventRow),
     /// A row of [`Table::Outbox`].
     Outbox(EventId, OutboxRow),
     /// A row of [`Table::Lanes`].
@@ -437,7 +520,7 @@ impl Record {
         match self {
             Self::Request(key, _) => Key::Request(key.clone()),
             Self::Order(id, _) => Key::Order(id.clone()),
-            Self::Event(event) => Key::Event(event.id.clone()),
+            Self::Event(row) => Key::Event(row.event.id.clone()),
             Self::Outbox(id, _) => Key::Outbox(id.clone()),
             Self::Lane(key, _) => Key::Lane(key.clone()),
             Self::Inbox(consumer, id, _) => Key::Inbox(consumer.clone(), id.clone()),
@@ -447,12 +530,19 @@ impl Record {
         }
     }
 
+    /// How its key compares with another one, without making it.
+    #[must_use]
+    pub fn cmp_key(&self, key: &Key) -> core::cmp::Ordering {
+        self.parts().cmp(&key.parts())
+    }
+
     /// The parts of its key.
     pub(crate) fn parts(&self) -> Parts<'_> {
         let (first, second) = match self {
             Self::Request(key, _) => (key.scope.as_str(), key.id.as_str()),
             Self::Order(id, _) => (id.as_str(), ""),
-            Self::Event(Event { id, .. }) | Self::Outbox(id, _) => (id.as_str(), ""),
+            Self::Event(row) => (row.event.id.as_str(), ""),
+            Self::Outbox(id, _) => (id.as_str(), ""),
             Self::Lane(key, _) => (key.as_str(), ""),
             Self::Inbox(consumer, id, _)
             | Self::Effect(consumer, id, _)
@@ -484,23 +574,14 @@ impl Record {
 /// row alone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IndexEntry {
-    /// A lane, by the time at which it can be claimed.
+    /// A lane with something pending, by the time at which it can be claimed; one that is blocked
+    /// stands at [`Millis::MAX`].
     Due(Millis, OrderingKey),
-    /// A pending event, by its place in its lane.
-    Pending(OrderingKey, u64, EventId),
+    /// An event, by its place in its lane. An event that was redriven has two: that of the event,
+    /// which its lane has passed, and that of its row in the outbox.
+    Place(OrderingKey, u64, EventId),
     /// A dead event, by its id.
     Dead(EventId),
-}
-
-impl IndexEntry {
-    /// The row that it belongs to.
-    #[must_use]
-    pub fn key(&self) -> Key {
-        match self {
-            Self::Due(_, lane) => Key::Lane(lane.clone()),
-            Self::Pending(_, _, id) | Self::Dead(id) => Key::Outbox(id.clone()),
-        }
-    }
 }
 
 impl Record {
@@ -508,19 +589,21 @@ impl Record {
     #[must_use]
     pub fn index_entry(&self) -> Option<IndexEntry> {
         match self {
-            Self::Lane(key, row) => row.due.map(|due| IndexEntry::Due(due, key.clone())),
+            Self::Lane(key, row) => row.index_due().map(|due| IndexEntry::Due(due, key.clone())),
+            Self::Event(EventRow { event, sequence, .. }) => {
+                Some(IndexEntry::Place(event.ordering_key.clone(), *sequence, event.id.clone()))
+            }
             Self::Outbox(id, row) => match row.state {
-                DeliveryState::Pending => {
-                    Some(IndexEntry::Pending(row.lane.clone(), row.sequence, id.clone()))
-                }
                 DeliveryState::Dead(_) => Some(IndexEntry::Dead(id.clone())),
-                DeliveryState::Confirmed(_)
+                DeliveryState::Pending if row.moved => {
+                    Some(IndexEntry::Place(row.lane.clone(), row.sequence, id.clone()))
+                }
+                DeliveryState::Pending
                 | DeliveryState::Discarded(_)
                 | DeliveryState::Cancelled(_) => None,
             },
             Self::Request(..)
             | Self::Order(..)
-            | Self::Event(_)
             | Self::Inbox(..)
             | Self::Effect(..)
             | Self::Position(..)

@@ -21,13 +21,22 @@ use core::time::Duration;
 pub struct Millis(u64);
 
 impl Millis {
-    /// The latest time there is; a sum that would go beyond stays here.
-    pub const MAX: Self = Self(u64::MAX);
+    /// The latest time there is; what would lie beyond stays here. It fits a signed 64-bit column.
+    pub const MAX: Self = Self(i64::MAX as u64);
 
     /// The time so many milliseconds after the Unix epoch.
     #[must_use]
     pub const fn new(millis: u64) -> Self {
-        Self(millis)
+        if millis > Self::MAX.0 { Self::MAX } else { Self(millis) }
+    }
+
+    /// The time of the system's clock, in UTC. A time before 1970 is 1970.
+    #[cfg(feature = "std")]
+    #[must_use]
+    pub fn now() -> Self {
+        use std::time::{SystemTime, UNIX_EPOCH};
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::new(0) + since
     }
 
     /// Milliseconds since the Unix epoch.
@@ -52,7 +61,7 @@ impl Millis {
 impl core::ops::Add<Duration> for Millis {
     type Output = Self;
     fn add(self, span: Duration) -> Self {
-        Self(self.0.saturating_add(whole_millis(span)))
+        Self::new(self.0.saturating_add(whole_millis(span)))
     }
 }
 

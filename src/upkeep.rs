@@ -7,13 +7,14 @@ use core::num::NonZeroU16;
 
 use crate::boundary::Query;
 use crate::checked::Checked;
+use crate::flow::{PurgeFlow, RedriveFlow};
 use crate::ids::{EventId, EventType};
 use crate::retention::{RedriveWindow, Retention};
-use crate::store::{Load, RunError, Store};
-use crate::table::{OutboxRow, Record};
+use crate::store::asynchronous::{self, AsyncLoad, AsyncStore};
+use crate::store::{Load, NoCall, RunError, Store, drive};
+use crate::table::OutboxRow;
 use crate::time::Millis;
-use crate::transition::operator::{Operated, Redrive};
-use crate::transition::purge::Purge;
+use crate::transition::operator::Operated;
 
 /// A dead event: which, since when, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -25,7 +26,7 @@ pub struct DeadLetter {
 }
 
 /// The dead events with an id after `after`, at most `limit`, in the order of their ids. To redrive
-/// or discard some of them, see [`Redrive`] and [`Discard`](crate::Discard).
+/// or discard some of them, see [`Redrive`](crate::Redrive) and [`Discard`](crate::Discard).
 ///
 /// # Errors
 ///
@@ -46,15 +47,35 @@ pub fn dead_letters<L: Load>(
     after: Option<EventId>,
     limit: usize,
 ) -> Result<Vec<DeadLetter>, L::Error> {
-    let rows = tables.load(&Query::Dead { after, limit })?.into_vec();
-    let letter = |record| {
-        if let Record::Outbox(event, row) = record { Some(DeadLetter { event, row }) } else { None }
-    };
-    Ok(rows.into_iter().filter_map(|stored| letter(stored.record)).collect())
+    tables.load(&Query::Dead { after, limit }).map(letters)
+}
+
+/// As [`dead_letters`], in an async store.
+///
+/// # Errors
+///
+/// As there.
+pub async fn dead_letters_async<L: AsyncLoad>(
+    tables: &mut L,
+    after: Option<EventId>,
+    limit: usize,
+) -> Result<Vec<DeadLetter>, L::Error> {
+    tables.load(&Query::Dead { after, limit }).await.map(letters)
+}
+
+fn letters(rows: crate::Rows) -> Vec<DeadLetter> {
+    rows.deliveries.into_iter().map(DeadLetter::from).collect()
+}
+
+impl From<crate::Delivery> for DeadLetter {
+    fn from(dead: crate::Delivery) -> Self {
+        Self { event: dead.id, row: dead.row }
+    }
 }
 
 /// Redrives all dead events, or all of one type, in transactions of at most 256 each. `window` is
-/// as in [`Redrive::new`]; what is past it is refused, and stands in the answer.
+/// as in [`Redrive::new`](crate::Redrive::new); what is past it is refused, and stands in the
+/// answer.
 ///
 /// # Errors
 ///
@@ -65,29 +86,21 @@ pub fn redrive_all<S: Store>(
     window: RedriveWindow,
     now: Millis,
 ) -> Result<Operated, RunError<S::Error, Infallible>> {
-    const PAGE: usize = 256;
-    let mut all = Operated::default();
-    let mut after = None;
-    loop {
-        let mut view = store.view().map_err(RunError::Store)?;
-        let letters = dead_letters(&mut view, after, PAGE).map_err(RunError::Store)?;
-        // A view may keep others from writing.
-        drop(view);
-        let full = letters.len() == PAGE;
-        after = letters.last().map(|letter| letter.event.clone());
-        let wanted = letters
-            .into_iter()
-            .filter(|letter| event_type.is_none_or(|wanted| *wanted == letter.row.event_type));
-        // A page without one of the type is no redrive.
-        if let Ok(redrive) = Redrive::new(wanted.map(|letter| letter.event), window) {
-            let operated = store.run(redrive, now)?;
-            all.done.extend(operated.done);
-            all.refused.extend(operated.refused);
-        }
-        if !full {
-            return Ok(all);
-        }
-    }
+    drive(store, RedriveFlow::new(event_type, window, now), &mut NoCall)
+}
+
+/// As [`redrive_all`], in an async store.
+///
+/// # Errors
+///
+/// As there.
+pub async fn redrive_all_async<S: AsyncStore>(
+    store: &S,
+    event_type: Option<&EventType>,
+    window: RedriveWindow,
+    now: Millis,
+) -> Result<Operated, RunError<S::Error, Infallible>> {
+    asynchronous::drive(store, RedriveFlow::new(event_type, window, now), NoCall).await
 }
 
 /// Removes everything that is past its retention, in transactions that look at `limit` rows each,
@@ -102,14 +115,19 @@ pub fn purge_all<S: Store>(
     limit: NonZeroU16,
     now: Millis,
 ) -> Result<usize, RunError<S::Error, Infallible>> {
-    let mut removed = 0;
-    for table in Purge::TABLES {
-        let mut purge = Some(Purge::new(retention, table, limit));
-        while let Some(page) = purge {
-            let purged = store.run(&page, now)?;
-            removed += purged.removed;
-            purge = purged.next.map(|key| page.after(key));
-        }
-    }
-    Ok(removed)
+    drive(store, PurgeFlow::new(retention, limit, now), &mut NoCall)
+}
+
+/// As [`purge_all`], in an async store.
+///
+/// # Errors
+///
+/// As there.
+pub async fn purge_all_async<S: AsyncStore>(
+    store: &S,
+    retention: &Checked<Retention>,
+    limit: NonZeroU16,
+    now: Millis,
+) -> Result<usize, RunError<S::Error, Infallible>> {
+    asynchronous::drive(store, PurgeFlow::new(retention, limit, now), NoCall).await
 }

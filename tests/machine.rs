@@ -3,9 +3,10 @@
 //!
 //! The driver below answers late, twice, for things it was never asked, under leases that are lost,
 //! with a clock that jumps both ways. What must hold whatever it does: no panic, one ticket of a
-//! lane at a time and in order (P4), no more than the window (F13), no publish while it pauses or
-//! stops (F12, F15) or under a lease that has run out (F3), no result dropped (F11), always a time
-//! to come back at, and never one that has passed (F13), and an end when it is asked to stop.
+//! lane at a time and in order (P4), no more than the window, in events and in bytes (F13), no publish
+//! while it pauses or stops (F12, F15) or under a lease that has run out (F3), no result dropped
+//! (F11), always a time to come back at, and never one that has passed (F13), and an end when it is
+//! asked to stop, with no more patience than it is given.
 
 // A helper that cannot go on has found a failure, as a test has.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -16,13 +17,17 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use twobox::relay::{Action, Phase, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::{
-    Claimed, Delivery, EventId, LeaseRef, Millis, OrderingKey, Owner, Place, Reason, Renewed, Run,
-    RunResult, Settled, Stale, StaleLease,
+    Body, Change, Checked, Claim, Claimed, CommitOrder, DeliveryPolicy, Draft, EventId,
+    Fingerprint, LanePlace, LeaseRef, Leased, Millis, OrderId, OrderingKey, Owner, Reason, Record,
+    Renew, Renewed, Request, Settle, Settled, Settlement, Stale, StaleLease, Store, Transition,
 };
+use twobox_memory::MemoryStore;
 
 const START: Millis = Millis::new(1_000_000_000);
 const LEASE: Duration = Duration::from_secs(30);
 const LANES: u8 = 6;
+const WINDOW: usize = 12;
+const WINDOW_BYTES: usize = 60;
 
 /// Something that happens to the machine.
 #[derive(Debug, Clone)]
@@ -32,7 +37,7 @@ enum Step {
     /// Time passes until the machine wants to come back.
     Wait,
     Wakeup,
-    /// The transaction under way is committed; runs of these lanes are claimed, some of them alone.
+    /// The transaction under way is committed; these lanes are claimed, some of them alone.
     Committed {
         lanes: Vec<(u8, u8)>,
         alone: bool,
@@ -49,14 +54,15 @@ enum Step {
         which: u8,
         how: u8,
     },
-    /// The envelopes of a publish cannot be read.
-    Unread {
+    /// A publish under way has not begun, and is not begun if the machine does not want it any
+    /// more.
+    Begins {
         which: u8,
     },
     /// What was never asked, or was answered before.
     Unexpected(u8),
-    Abandon,
-    Stop,
+    /// It is asked to stop, with so many seconds of patience, or with patience for ever.
+    Stop(Option<u64>),
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -71,20 +77,21 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => Just(Step::StoreFails),
         4 => (0..4_u8).prop_map(|lost| Step::Renewed { lost }),
         16 => (any::<u8>(), 0..16_u8).prop_map(|(which, how)| Step::Published { which, how }),
-        1 => any::<u8>().prop_map(|which| Step::Unread { which }),
+        3 => any::<u8>().prop_map(|which| Step::Begins { which }),
         3 => any::<u8>().prop_map(Step::Unexpected),
-        1 => Just(Step::Abandon),
-        1 => Just(Step::Stop),
+        1 => prop_oneof![Just(Some(0)), Just(Some(5)), Just(Some(60)), Just(None)]
+            .prop_map(Step::Stop),
     ]
 }
 
 /// A lease that the store gave, as the driver of the test knows it.
 #[derive(Debug)]
-struct Leased {
+struct Given {
     lane: OrderingKey,
     until: Millis,
     alone: bool,
     events: Vec<EventId>,
+    bytes: usize,
     /// How many of them were given to be published.
     published: usize,
     confirmed: usize,
@@ -101,10 +108,15 @@ struct Driver {
     transaction: Option<Action>,
     publishing: Vec<Ticket>,
     /// By token: each lease that was given and is not settled.
-    leases: BTreeMap<u64, Leased>,
+    leases: BTreeMap<u64, Given>,
     tokens: u64,
     sequences: BTreeMap<OrderingKey, u64>,
     stopping: bool,
+    /// Until when it is patient, once it stops.
+    patient_until: Millis,
+    gave_up: bool,
+    /// What the store was asked last has failed.
+    failed: bool,
     /// Answers that are over, to be given once more.
     old: Vec<Ticket>,
     /// The broker was away, and has confirmed nothing since.
@@ -114,7 +126,8 @@ struct Driver {
 impl Driver {
     fn new() -> Self {
         let settings = RelaySettings {
-            window: 12,
+            window: WINDOW,
+            window_bytes: WINDOW_BYTES,
             run: 4,
             lease: LEASE,
             ..RelaySettings::new(Owner::new("relay").unwrap())
@@ -128,6 +141,9 @@ impl Driver {
             tokens: 0,
             sequences: BTreeMap::new(),
             stopping: false,
+            patient_until: Millis::MAX,
+            gave_up: false,
+            failed: false,
             old: Vec::new(),
             probing: false,
         }
@@ -136,6 +152,7 @@ impl Driver {
     /// Takes all there is to do, and checks each of it.
     fn drain(&mut self) {
         self.machine.handle_timeout(self.clock);
+        self.check_patience();
         let mut actions = 0;
         while let Some(action) = self.machine.poll_action() {
             actions += 1;
@@ -153,15 +170,23 @@ impl Driver {
                     );
                     exchange.settle.iter().for_each(|result| self.check_result(result));
                     let settled: Vec<u64> =
-                        exchange.settle.iter().map(|result| result.lease.token).collect();
+                        exchange.settle.iter().map(|result| result.lease().token).collect();
                     let open = self
                         .leases
                         .iter()
-                        .filter(|(token, leased)| !settled.contains(token) && !leased.lost);
-                    let open: usize = open.map(|(_, leased)| leased.events.len()).sum();
+                        .filter(|(token, given)| !settled.contains(token) && !given.lost);
+                    let (open, bytes) = open.fold((0, 0), |(events, bytes), (_, given)| {
+                        (events + given.events.len(), bytes + given.bytes)
+                    });
                     assert!(
-                        exchange.claim == 0 || exchange.claim + open <= 12,
+                        exchange.claim == 0 || exchange.claim + open <= WINDOW,
                         "more than the window"
+                    );
+                    assert!(
+                        exchange.claim == 0
+                            || (exchange.claim_bytes > 0
+                                && exchange.claim_bytes + bytes <= WINDOW_BYTES),
+                        "more than the window's bytes"
                     );
                     let trying = self.leases.iter().any(|(token, leased)| {
                         leased.alone && !leased.lost && !settled.contains(token)
@@ -172,8 +197,9 @@ impl Driver {
                     );
                     self.transaction = Some(action);
                 }
-                Action::Renew(leases) => {
+                Action::Renew(renew) => {
                     assert!(self.transaction.is_none(), "one transaction at a time");
+                    let leases = self.renewed_by(renew);
                     assert!(!leases.is_empty());
                     assert!(
                         leases.iter().all(|lease| self.leases.contains_key(&lease.token)),
@@ -205,6 +231,14 @@ impl Driver {
                 }
             }
         }
+        let status = self.machine.status();
+        assert_eq!(status.error.is_some(), self.failed, "the last error, and no other");
+        assert!(
+            self.gave_up || status.publishing == self.publishing.len(),
+            "{} publishes are under way, not {}",
+            self.publishing.len(),
+            status.publishing
+        );
         match self.machine.poll_timeout() {
             Some(at) => assert!(
                 at > self.machine.now(),
@@ -251,7 +285,10 @@ impl Driver {
         assert_eq!(*lane, leased.lane);
         assert!(!leased.lost, "published under a lease that is lost (P6)");
         assert!(self.machine.now() < leased.until, "published under a lease that has run out (F3)");
-        assert_eq!(ticket.delivery.event, leased.events[leased.published], "the order of the run");
+        assert_eq!(
+            ticket.message.event.id, leased.events[leased.published],
+            "the order of the lane"
+        );
         assert_eq!(
             leased.confirmed, leased.published,
             "before the one in front of it was confirmed"
@@ -259,26 +296,71 @@ impl Driver {
         leased.published += 1;
     }
 
+    /// Its patience ends when it was told that it would, and then it waits for nothing that is
+    /// under way.
+    fn check_patience(&mut self) {
+        let ended = self.stopping && self.patient_until <= self.machine.now();
+        if ended && !self.gave_up {
+            (self.gave_up, self.failed) = (true, false);
+            self.old.append(&mut self.publishing);
+        }
+        assert_eq!(self.machine.gave_up(), self.gave_up, "patience (F12)");
+    }
+
+    /// The leases that a renewal is for.
+    fn renewed_by(&self, renew: &Renew) -> Vec<LeaseRef> {
+        let assumed = renew.assume(self.machine.now()).expect("one lease of a lane");
+        assumed.outcome.leases.into_iter().map(|(lease, _)| lease).collect()
+    }
+
     /// A result is true: it says that confirmed which was, from the first on, and nothing that was
     /// not.
-    fn check_result(&self, result: &RunResult) {
-        let Some(leased) = self.leases.get(&result.lease.token) else {
+    fn check_result(&self, result: &Settlement) {
+        let lease = result.lease();
+        let Some(given) = self.leases.get(&lease.token) else {
             panic!("it settles what it does not hold: {result:?}")
         };
-        assert_eq!(leased.lane, result.lease.lane);
+        assert_eq!(given.lane, lease.lane);
+        // What it would write says what it means.
+        let policy: Checked<DeliveryPolicy> = Checked::default();
+        let settle = Settle::new(&policy, [result.clone()]);
+        let assumed = settle.assume(self.machine.now()).unwrap();
         assert_eq!(
-            result.confirmed[..],
-            leased.events[..leased.confirmed],
+            assumed.outcome.confirmed, given.confirmed,
             "all that was confirmed, and only that (F11, F12)"
         );
-        if let Some((event, _)) = &result.ended {
-            assert_eq!(*event, leased.events[leased.confirmed]);
+        for change in assumed.batch.changes() {
+            if let Change::Put { record: Record::Outbox(event, _), .. } = change {
+                assert_eq!(*event, given.events[given.confirmed]);
+            }
         }
+    }
+
+    /// A lease of events of a lane, from the place after `after` on, each with a body of so many
+    /// bytes, as a claim would give it.
+    fn lease(&self, lane: &OrderingKey, after: u64, bodies: &[usize]) -> Leased {
+        let (store, now) = (MemoryStore::new(), self.machine.now());
+        let request = Request::new("shop", "req", Fingerprint::of([("n", "1")])).unwrap();
+        let drafts = (after + 1..).zip(bodies).map(|(n, bytes)| {
+            let draft = Draft::new("created", Body::text("b".repeat(*bytes)).unwrap()).unwrap();
+            draft.id(EventId::new(format!("{lane}/{n}")).unwrap()).ordering_key(lane.clone())
+        });
+        let body = Body::text("an order").unwrap();
+        let order = OrderId::new("order").unwrap();
+        store.run(CommitOrder::new(&request, order, body, drafts).unwrap(), now).unwrap();
+        let policy: Checked<DeliveryPolicy> = Checked::default();
+        let owner = Owner::new("relay").unwrap();
+        let claim = Claim::new(&policy, owner, LEASE, bodies.len()).unwrap().run(bodies.len());
+        let mut leased = store.run(claim, now).unwrap().leased.remove(0);
+        for (n, next) in (after + 1..).zip(&mut leased.events) {
+            next.message.place = LanePlace { begun: Millis::new(0), sequence: n, after: n - 1 };
+        }
+        leased
     }
 
     fn claimed(
         &mut self,
-        limit: usize,
+        (limit, bytes): (usize, usize),
         lanes: &[(u8, u8)],
         alone: bool,
         due_in: Option<u16>,
@@ -288,61 +370,55 @@ impl Driver {
             next_due: due_in.map(|millis| now + Duration::from_millis(millis.into())),
             ..Claimed::default()
         };
-        let mut left = limit;
+        let (mut left, mut left_bytes) = (limit, bytes);
         for (lane, events) in lanes {
+            // Lanes have bodies of different sizes.
+            let size = usize::from(*lane) * 5;
             let lane = OrderingKey::new(format!("lane-{lane}")).unwrap();
-            // The store gives a lane again only when its lease is over; by then a run of the
-            // relay's own may still be held.
+            // The store gives a lane again only when its lease is over; by then the relay may still
+            // hold it.
             let held = self
                 .leases
                 .values()
-                .any(|leased| leased.lane == lane && !leased.lost && leased.until > now);
+                .any(|given| given.lane == lane && !given.lost && given.until > now);
             let events = usize::from(*events).min(4).min(left).min(if alone { 1 } else { 4 });
+            // With the event that reaches the bytes there is enough.
+            let events = if size == 0 { events } else { events.min(left_bytes.div_ceil(size)) };
             if held
                 || events == 0
-                || claimed.runs.iter().any(|run| run.lease.lane == lane)
-                || (alone && !claimed.runs.is_empty())
+                || left_bytes == 0
+                || claimed.leased.iter().any(|leased| leased.lease.lane == lane)
+                || (alone && !claimed.leased.is_empty())
             {
                 continue;
             }
             left -= events;
+            left_bytes = left_bytes.saturating_sub(events * size);
             self.leases
                 .values_mut()
-                .filter(|leased| leased.lane == lane)
-                .for_each(|leased| leased.lost = true);
+                .filter(|given| given.lane == lane)
+                .for_each(|given| given.lost = true);
             self.tokens += 1;
             let next = self.sequences.entry(lane.clone()).or_default();
-            let deliveries: Vec<Delivery> = (1..=events as u64)
-                .map(|n| Delivery {
-                    event: EventId::new(format!("{lane}/{}", *next + n)).unwrap(),
-                    place: Place {
-                        begun: Millis::new(0),
-                        sequence: *next + n,
-                        after: *next + n - 1,
-                    },
-                    attempt: 1,
-                })
-                .collect();
+            let after = *next;
             *next += events as u64;
             let until = now + LEASE;
-            let ids = deliveries.iter().map(|delivery| delivery.event.clone()).collect();
-            let leased = Leased {
-                lane: lane.clone(),
+            let mut leased = self.lease(&lane, after, &vec![size; events]);
+            let lease = LeaseRef { lane: lane.clone(), token: self.tokens };
+            (leased.lease, leased.until, leased.alone) = (lease, until, alone);
+            let given = Given {
+                lane,
                 until,
                 alone,
-                events: ids,
+                events: leased.events.iter().map(|next| next.message.event.id.clone()).collect(),
+                bytes: events * size,
                 published: 0,
                 confirmed: 0,
                 ended: false,
                 lost: false,
             };
-            self.leases.insert(self.tokens, leased);
-            claimed.runs.push(Run {
-                lease: LeaseRef { lane, token: self.tokens },
-                until,
-                alone,
-                deliveries,
-            });
+            self.leases.insert(self.tokens, given);
+            claimed.leased.push(leased);
         }
         claimed
     }
@@ -353,32 +429,47 @@ impl Driver {
             Some(Action::Exchange(exchange)) => {
                 let mut settled = Settled::default();
                 for result in &exchange.settle {
-                    settled.confirmed += result.confirmed.len();
-                    self.leases.remove(&result.lease.token);
+                    let given = self.leases.remove(&result.lease().token);
+                    settled.confirmed += given.map_or(0, |given| given.confirmed);
                 }
                 let settled = (!exchange.settle.is_empty()).then_some(settled);
-                let claimed = (exchange.claim > 0)
-                    .then(|| self.claimed(exchange.claim, lanes, alone, due_in));
-                self.machine.handle_exchanged(self.clock, settled.as_ref(), claimed);
+                let limits = (exchange.claim, exchange.claim_bytes);
+                let claimed =
+                    (exchange.claim > 0).then(|| self.claimed(limits, lanes, alone, due_in));
+                self.failed = false;
+                self.machine.handle_exchanged(self.clock, (settled, claimed));
             }
-            Some(Action::Renew(leases)) => {
+            Some(Action::Renew(renew)) => {
                 let until = self.machine.now() + LEASE;
-                let mut renewed = Renewed::default();
-                for (n, lease) in leases.into_iter().enumerate() {
+                let (mut renewed, mut gone) = (Renewed::default(), Vec::new());
+                for (n, lease) in self.renewed_by(&renew).into_iter().enumerate() {
+                    // It may have been settled in the meantime, or be to be settled.
                     if n < usize::from(lost) {
-                        if let Some(leased) = self.leases.get_mut(&lease.token) {
-                            leased.lost = true;
+                        if let Some(given) = self.leases.get_mut(&lease.token) {
+                            given.lost = true;
                         }
+                        gone.push(lease.clone());
                         renewed.stale.push(StaleLease { lease, why: Stale::Ended });
                     } else {
-                        // It may have been settled in the meantime.
-                        if let Some(leased) = self.leases.get_mut(&lease.token) {
-                            leased.until = until;
+                        if let Some(given) = self.leases.get_mut(&lease.token) {
+                            given.until = until;
                         }
                         renewed.leases.push((lease, until));
                     }
                 }
-                self.machine.handle_renewed(self.clock, &renewed);
+                self.failed = false;
+                let lost = self.machine.handle_renewed(self.clock, &renewed);
+                assert!(
+                    lost.iter().all(|lease| gone.contains(lease)),
+                    "lost, and is not: {lost:?}"
+                );
+                // What is being published under a lease that is gone can be broken off.
+                let under_way =
+                    self.publishing.iter().filter(|ticket| gone.contains(&ticket.lease));
+                assert!(
+                    under_way.into_iter().all(|ticket| lost.contains(&ticket.lease)),
+                    "it does not say that a lease is lost under which it publishes"
+                );
             }
         }
     }
@@ -394,6 +485,7 @@ impl Driver {
             1 => Published::Rejected(reason),
             2 => Published::Unavailable(reason),
             3 => Published::Abandoned,
+            4 => Published::Deferred(reason),
             _ => Published::Confirmed,
         };
         if let Some(leased) = self.leases.get_mut(&ticket.lease.token) {
@@ -417,16 +509,14 @@ impl Driver {
             lane: OrderingKey::new(format!("lane-{}", which % LANES)).unwrap(),
             token: 77_777,
         };
-        let delivery = Delivery {
-            event: EventId::new("unknown").unwrap(),
-            place: Place { begun: Millis::new(0), sequence: 1, after: 0 },
-            attempt: 1,
-        };
+        let mut leased = self.lease(&lease.lane, 100, &[1]);
+        leased.lease = lease.clone();
+        let message = leased.events[0].message.clone();
         let exchange = matches!(self.transaction, Some(Action::Exchange(_)));
         match which % 6 {
             0 => self.machine.handle_published(
                 self.clock,
-                &Ticket { lease, delivery },
+                &Ticket { lease, message },
                 Published::Confirmed,
             ),
             // An answer that was given before.
@@ -443,14 +533,8 @@ impl Driver {
             }
             // The answer to another transaction than the one that is under way.
             2 if !exchange => {
-                let run = Run {
-                    lease,
-                    until: self.clock + LEASE,
-                    alone: false,
-                    deliveries: vec![delivery],
-                };
-                let claimed = Claimed { runs: vec![run], ..Claimed::default() };
-                self.machine.handle_exchanged(self.clock, None, Some(claimed));
+                let claimed = Claimed { leased: vec![leased], ..Claimed::default() };
+                self.machine.handle_exchanged(self.clock, (None, Some(claimed)));
             }
             3 if exchange || self.transaction.is_none() => {
                 let mut renewed = Renewed::default();
@@ -458,9 +542,12 @@ impl Driver {
                     let lease = LeaseRef { lane: leased.lane.clone(), token: *token };
                     renewed.stale.push(StaleLease { lease, why: Stale::NoLane });
                 }
-                self.machine.handle_renewed(self.clock, &renewed);
+                let lost = self.machine.handle_renewed(self.clock, &renewed);
+                assert_eq!(lost, [], "by an answer to nothing");
             }
-            4 if self.transaction.is_none() => self.machine.handle_store_failed(self.clock),
+            4 if self.transaction.is_none() => {
+                self.machine.handle_store_failed(self.clock, Reason::new("away"));
+            }
             _ => {}
         }
     }
@@ -471,7 +558,9 @@ impl Driver {
                 self.clock = Millis::new(self.clock.get().saturating_add_signed(*millis));
             }
             Step::Wait => {
-                if let Some(at) = self.machine.poll_timeout() {
+                // At the end of time nothing is left to be seen.
+                let at = self.machine.poll_timeout().filter(|at| *at < Millis::MAX);
+                if let Some(at) = at {
                     self.clock = self.clock + at.since(self.machine.now());
                 }
             }
@@ -479,7 +568,8 @@ impl Driver {
             Step::Committed { lanes, alone, due_in } => self.commit(lanes, *alone, *due_in, 0),
             Step::StoreFails => {
                 if self.transaction.take().is_some() {
-                    self.machine.handle_store_failed(self.clock);
+                    self.failed = true;
+                    self.machine.handle_store_failed(self.clock, Reason::new("away"));
                 }
             }
             Step::Renewed { lost } => {
@@ -488,34 +578,37 @@ impl Driver {
                 }
             }
             Step::Published { which, how } => self.publish_ends(*which, *how),
-            Step::Unread { which } => {
+            Step::Begins { which } => {
                 if !self.publishing.is_empty() {
-                    let ticket =
-                        self.publishing.remove(usize::from(*which) % self.publishing.len());
-                    if let Some(leased) = self.leases.get_mut(&ticket.lease.token) {
-                        leased.ended = true;
+                    let at = usize::from(*which) % self.publishing.len();
+                    let ticket = &self.publishing[at];
+                    let held =
+                        self.leases.get(&ticket.lease.token).is_some_and(|given| !given.lost);
+                    let wanted = held && !self.stopping && !self.machine.is_paused();
+                    assert_eq!(self.machine.may_begin(ticket), wanted, "whether it may begin");
+                    if !wanted {
+                        self.publish_ends(*which, 3);
                     }
-                    self.machine.handle_unread(self.clock, std::slice::from_ref(&ticket));
-                    self.old.push(ticket);
                 }
             }
             Step::Unexpected(which) => self.unexpected(*which),
-            Step::Abandon => {
-                self.machine.abandon(self.clock);
-                self.old.append(&mut self.publishing);
-            }
-            Step::Stop => {
-                self.machine.handle_stop(self.clock);
-                self.stopping = true;
+            Step::Stop(patience) => {
+                self.ask_to_stop(patience.map_or(Duration::MAX, Duration::from_secs));
             }
         }
+        self.check_patience();
+    }
+
+    fn ask_to_stop(&mut self, patience: Duration) {
+        self.stopping = true;
+        self.machine.handle_stop(self.clock, patience);
+        self.patient_until = self.patient_until.min(self.machine.now() + patience);
     }
 
     /// Asks it to stop, and answers all that it asks: it comes to its end, with every lease settled
     /// or lost.
     fn stop(&mut self) {
-        self.machine.handle_stop(self.clock);
-        self.stopping = true;
+        self.ask_to_stop(Duration::MAX);
         for _ in 0..200 {
             self.drain();
             if self.machine.is_stopped() {
@@ -524,7 +617,7 @@ impl Driver {
             if self.transaction.is_some() {
                 self.commit(&[(1, 1)], false, None, 0);
             } else if !self.publishing.is_empty() {
-                self.publish_ends(0, 4);
+                self.publish_ends(0, 15);
             } else {
                 self.step(&Step::Wait);
             }
@@ -532,8 +625,11 @@ impl Driver {
         assert!(self.machine.is_stopped(), "it never stops");
         assert_eq!(self.machine.poll_action(), None);
         assert_eq!(self.machine.poll_timeout(), None);
-        let open: Vec<&Leased> = self.leases.values().filter(|leased| !leased.lost).collect();
-        assert!(open.is_empty(), "leases that nobody settled: {open:?}");
+        let open: Vec<&Given> = self.leases.values().filter(|leased| !leased.lost).collect();
+        // After its patience has ended it tries once to give back what it holds, and says so if that
+        // has failed.
+        let could_not = self.gave_up && self.failed;
+        assert!(open.is_empty() || could_not, "leases that nobody settled: {open:?}");
     }
 }
 

@@ -25,14 +25,14 @@ fn every_kind_of_fault_strikes() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The shortest scenario has 25 points, 115 runs with a single fault in each layout, and about a
-/// thousand pairs. Fewer would mean that the matrix does not reach what it should.
+/// The shortest scenario has 23 points, 109 runs with a single fault in each layout, and more
+/// than 900 pairs. Fewer would mean that the matrix does not reach what it should.
 #[test]
 fn the_matrix_is_as_large_as_it_should_be() -> Result<(), Failure> {
     let scenario = &twobox_conformance::scenario::buy_once;
     let (one, two) = (singles::<Memory>(scenario)?, pairs::<Memory>(scenario, 1)?);
-    assert_eq!((one.points, one.singles), (50, 230));
-    assert!(two.pairs > 1_000, "{two:?}");
+    assert_eq!((one.points, one.singles), (46, 218));
+    assert!(two.pairs > 900, "{two:?}");
     Ok(())
 }
 

@@ -58,8 +58,17 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
     let DeliveryPolicy { backoff_base, backoff_cap, max_failures, max_starts, when_dead } =
         DeliveryPolicy::default();
     let settings = RelaySettings::new(Owner::new("relay").unwrap());
-    let RelaySettings { owner: _, policy, window, run, lease, poll, pause_base, pause_cap } =
-        settings;
+    let RelaySettings {
+        owner: _,
+        policy,
+        window,
+        window_bytes,
+        run,
+        lease,
+        poll,
+        pause_base,
+        pause_cap,
+    } = settings;
     assert_eq!(policy.as_ref(), &DeliveryPolicy::default());
     let Retention { events, inbox, requests, orders, positions } = Retention::default();
     let when_dead = match when_dead {
@@ -74,6 +83,7 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         ("DeliveryPolicy", "max_starts", number(max_starts, "times")),
         ("DeliveryPolicy", "when_dead", number(when_dead, "rule")),
         ("RelaySettings", "window", number(window, "events")),
+        ("RelaySettings", "window_bytes", number(window_bytes, "bytes")),
         ("RelaySettings", "run", number(run, "events")),
         ("RelaySettings", "lease", ms(lease)),
         ("RelaySettings", "poll", ms(poll)),
@@ -111,7 +121,7 @@ fn said_by(debug: &str, field: &str) -> String {
 }
 
 /// The second event of a key, whose first one has not arrived.
-fn second_event() -> twobox::relay::Message {
+fn second_event() -> twobox::Message {
     let store = MemoryStore::new();
     let request = Request::new("scope", "req", Fingerprint::of_bytes(b"")).unwrap();
     let drafts = [1, 2].map(|_| Draft::new("t", Body::text("").unwrap()).unwrap());
@@ -124,9 +134,9 @@ fn second_event() -> twobox::relay::Message {
     .unwrap();
     store.run(order, Millis::new(1)).unwrap();
     let mut sent = Vec::new();
-    struct Keep<'k>(&'k mut Vec<twobox::relay::Message>);
+    struct Keep<'k>(&'k mut Vec<twobox::Message>);
     impl twobox::relay::Publisher for Keep<'_> {
-        fn publish(&mut self, batch: &[twobox::relay::Message], _: Millis) -> Vec<Published> {
+        fn publish(&mut self, batch: &[twobox::Message], _: Millis) -> Vec<Published> {
             self.0.extend_from_slice(batch);
             vec![Published::Confirmed; batch.len()]
         }

@@ -9,6 +9,7 @@ use core::fmt::Debug;
 use core::num::NonZeroU16;
 use core::time::Duration;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use proptest::prelude::*;
@@ -16,10 +17,10 @@ use proptest::sample::Index;
 use redb::TableDefinition;
 use redb::backends::InMemoryBackend;
 use twobox::{
-    Body, Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, DeliveryState, Discard, Draft, Dump,
-    Ending, EventId, Fingerprint, LeaseRef, Load, Millis, OrderId, OrderingKey, Owner, Purge,
-    Query, Reader, Reason, Record, Redrive, RedriveWindow, Renew, Request, Retention, Run,
-    RunResult, Settle, Store, Table, Tables, Transaction, WhenDead,
+    Body, Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, Discard, Draft, Due, Dump, Ending,
+    EventId, EventState, Fingerprint, LeaseRef, Leased, Load, Millis, OrderId, OrderingKey, Owner,
+    Purge, Query, Reader, Reason, Record, Redrive, RedriveWindow, Renew, Request, Retention,
+    Settle, Settlement, Store, Table, Tables, Transaction, WhenDead,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::{Lent, RedbOptions, RedbStore};
@@ -62,7 +63,7 @@ enum Op {
 enum Step {
     Place(Request, Vec<Draft>, OrderId),
     Claim { limit: usize, run: usize, lease: Duration, block: bool },
-    Settle(Vec<RunResult>, bool),
+    Settle(Vec<Settlement>, bool),
     Renew(Vec<LeaseRef>, Duration),
     Cancel(Vec<EventId>),
     Redrive(Vec<EventId>),
@@ -121,7 +122,7 @@ impl Settings {
             ..Retention::default()
         };
         let retention = retention.checked(&block).unwrap();
-        let window = retention.redrive_window(&block);
+        let window = retention.redrive_window();
         Self { go_on: policy(WhenDead::Continue), block, retention, window }
     }
 
@@ -148,7 +149,7 @@ fn perform(
     step: &Step,
     now: Millis,
     settings: &Settings,
-    runs: &mut Vec<Run>,
+    runs: &mut Vec<Leased>,
 ) -> String {
     match step {
         Step::Place(request, drafts, id) => shown(
@@ -164,7 +165,7 @@ fn perform(
                 Claim::new(settings.policy(*block), owner, *lease, *limit).unwrap().run(*run),
                 now,
             );
-            runs.extend(claimed.iter().flat_map(|claimed| claimed.runs.clone()));
+            runs.extend(claimed.iter().flat_map(|claimed| claimed.leased.clone()));
             shown(claimed)
         }
         Step::Settle(results, block) => {
@@ -191,7 +192,7 @@ fn perform(
 #[derive(Default)]
 struct World {
     events: Vec<EventId>,
-    runs: Vec<Run>,
+    runs: Vec<Leased>,
 }
 
 impl World {
@@ -205,7 +206,7 @@ impl World {
         events
     }
 
-    fn run(&self, at: Index) -> Option<&Run> {
+    fn run(&self, at: Index) -> Option<&Leased> {
         // Mostly those of late.
         let recent = &self.runs[self.runs.len().saturating_sub(40)..];
         (!recent.is_empty()).then(|| at.get(recent))
@@ -236,10 +237,6 @@ impl World {
             }
             Op::Settle { runs, block } => {
                 let results = runs.iter().filter_map(|(at, confirmed, ending)| {
-                    let run = self.run(*at)?;
-                    let ids: Vec<EventId> =
-                        run.deliveries.iter().map(|delivery| delivery.event.clone()).collect();
-                    let (confirmed, rest) = ids.split_at((*confirmed).min(ids.len()));
                     let why = Reason::new("w");
                     let ending = match ending {
                         0 => Some(Ending::Failed(why)),
@@ -248,12 +245,7 @@ impl World {
                         3 => Some(Ending::Unavailable(why)),
                         _ => None,
                     };
-                    let ended = rest.first().cloned().zip(ending);
-                    Some(RunResult {
-                        lease: run.lease.clone(),
-                        confirmed: confirmed.to_vec(),
-                        ended,
-                    })
+                    Some(self.run(*at)?.settle(*confirmed, ending))
                 });
                 Step::Settle(results.collect(), *block)
             }
@@ -265,14 +257,21 @@ impl World {
             Op::Redrive(events) => Step::Redrive(self.events(events)),
             Op::Discard(events) => Step::Discard(self.events(events)),
             Op::Purge(table) => Step::Purge(*table),
-            Op::Load(0) => Step::Load(Query::Pending { after: None, limit: usize::MAX }),
+            Op::Load(0) => Step::Load(Query::Stats { now }),
             Op::Load(1) => Step::Load(Query::Dead { after: None, limit: usize::MAX }),
-            Op::Load(n) => Step::Load(Query::Due {
+            Op::Load(2) => {
+                let events = self.events.clone();
+                Step::Load(Query::Deliveries { events, run: 3 })
+            }
+            Op::Load(n) => Step::Load(Query::Due(Due {
                 now,
+                floor: Millis::new(0),
                 lanes: usize::from(*n) * 9,
                 run: usize::from(*n % 4),
                 events: 50,
-            }),
+                // Each body has one.
+                bytes: usize::from(*n) * 12,
+            })),
             Op::HandOut => Step::HandOut,
         }
     }
@@ -301,7 +300,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => few(60).prop_map(Op::Redrive),
         1 => few(20).prop_map(Op::Discard),
         2 => prop::sample::select(Purge::TABLES.to_vec()).prop_map(Op::Purge),
-        2 => (0..8_u8).prop_map(Op::Load),
+        2 => (0..9_u8).prop_map(Op::Load),
         2 => Just(Op::HandOut),
     ]
 }
@@ -396,37 +395,31 @@ fn in_redb(
     answers
 }
 
-/// Each lane with something pending is due or blocked (P3), and has no more of it than it can have.
+/// Each lane with something pending is due or blocked (P3), no other one is due, and none has more
+/// of it than it can have, or a place past its end.
 fn check(store: &MemoryStore) {
-    let mut view = store.view().unwrap();
-    let rows = view.load(&Query::Pending { after: None, limit: usize::MAX }).unwrap();
-    let (mut lane, mut pending) = (None, 0);
-    for stored in rows.as_slice() {
-        match (&stored.record, &lane) {
-            (Record::Lane(key, row), _) => {
-                assert!(
-                    row.due.is_some() || row.blocked_by.is_some(),
-                    "nobody delivers {key}: {row:?}"
-                );
-                (lane, pending) = (Some((key.clone(), row.clone())), 0);
-            }
-            (Record::Outbox(id, row), Some((key, lane))) => {
-                pending += 1;
-                assert!(pending <= lane.pending_at_most(), "{pending} pending in {key}: {lane:?}");
-                assert_eq!((&row.lane, row.state), (key, DeliveryState::Pending));
-                assert!(row.sequence > lane.confirmed, "{id} comes again");
-            }
-            (other, _) => panic!("{other:?}"),
+    let dump = Dump::of(&mut store.view().unwrap()).unwrap();
+    let events = dump.events();
+    let mut pending: BTreeMap<&OrderingKey, u64> = BTreeMap::new();
+    for (state, row) in events.values() {
+        if matches!(state, EventState::Pending | EventState::Leased) {
+            *pending.entry(&row.lane).or_default() += 1;
         }
     }
-    for stored in view
-        .load(&Query::Walk { table: Table::Lanes, after: None, limit: usize::MAX })
-        .unwrap()
-        .as_slice()
-    {
-        let Record::Lane(key, row) = &stored.record else { panic!("no lane") };
+    let mut lanes = 0;
+    for record in dump.records() {
+        let Record::Lane(key, row) = record else { continue };
+        lanes += 1;
         assert!(row.due.is_none() || row.blocked_by.is_none(), "{key}: {row:?}");
+        let pending = pending.remove(key).unwrap_or(0);
+        assert!(pending <= row.pending_at_most(), "{pending} pending in {key}: {row:?}");
+        let comes_up = row.due.is_some() || row.blocked_by.is_some();
+        assert!(pending == 0 || comes_up, "nobody delivers {key}: {row:?}");
+        let (head, confirmed) = (row.head, row.confirmed);
+        assert!(head <= row.next && confirmed < row.next, "{key}: {row:?}");
     }
+    assert!(pending.is_empty(), "pending without a lane: {pending:?}");
+    assert_eq!(lanes, dump.count(Table::Lanes));
 }
 
 fn run(transactions: Vec<(Way, End, i64, Vec<Op>)>) {
@@ -438,6 +431,7 @@ fn run(transactions: Vec<(Way, End, i64, Vec<Op>)>) {
         now += pass;
         let at = Millis::new(u64::try_from(now).unwrap());
         let (mut steps, mut answers) = (Vec::new(), Vec::new());
+        let held = world.runs.len();
         let mut tx = memory.begin().unwrap();
         for op in &ops {
             let step = world.step(op, at);
@@ -448,6 +442,8 @@ fn run(transactions: Vec<(Way, End, i64, Vec<Op>)>) {
             tx.commit().unwrap();
         } else {
             drop(tx);
+            // A claim that is not committed gives no lease: its token comes again.
+            world.runs.truncate(held);
         }
         let found = in_redb(&redb, way, end, &steps, at, &settings);
         for (at, (found, answer)) in found.iter().zip(&answers).enumerate() {
@@ -459,7 +455,9 @@ fn run(transactions: Vec<(Way, End, i64, Vec<Op>)>) {
             (Dump::of(&mut memory.view().unwrap()), Dump::of(&mut redb.view().unwrap()));
         assert_eq!(text(in_redb.unwrap()), text(in_memory.unwrap()), "after {way:?} {end:?}");
         for due in [at, Millis::MAX] {
-            let due = Query::Due { now: due, lanes: 4096, run: 3, events: 4096 };
+            let (floor, bytes) = (Millis::new(0), usize::MAX);
+            let due = Due { now: due, floor, lanes: 4096, run: 3, events: 4096, bytes };
+            let due = Query::Due(due);
             assert_eq!(
                 redb.view().unwrap().load(&due).unwrap(),
                 memory.view().unwrap().load(&due).unwrap()

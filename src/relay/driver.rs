@@ -2,20 +2,24 @@
 //! thread.
 
 use alloc::vec::Vec;
+use core::time::Duration;
 
-use super::machine::{Action, Counters, RelayMachine, RelaySettings, Ticket};
-use super::publisher::{Message, Published, Publisher};
-use super::steps::{RelayError, read_messages, run_exchange};
+use super::machine::{Action, Counters, RelayMachine, Ticket};
+use super::publisher::{Publisher, answers};
+use super::settings::RelaySettings;
+use super::{RelayError, trace};
 use crate::ids::{Invalid, Reason};
-use crate::store::Store;
+use crate::message::Message;
+use crate::store::{NoCall, Store, drive};
 use crate::time::Millis;
-use crate::transition::settle::Renew;
 
 /// A relay that publishes what a store has to deliver.
 ///
 /// ```
-/// use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
-/// use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Owner, Request, Store};
+/// use twobox::relay::{Published, Publisher, Relay, RelaySettings};
+/// use twobox::{
+///     Body, CommitOrder, Draft, Fingerprint, Message, Millis, OrderId, Owner, Request, Store,
+/// };
 /// use twobox_memory::MemoryStore;
 ///
 /// struct Print;
@@ -35,20 +39,20 @@ use crate::transition::settle::Renew;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Relay<'a, S, P> {
-    store: &'a S,
+pub struct Relay<S, P> {
+    store: S,
     publisher: P,
     machine: RelayMachine,
 }
 
-impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
+impl<S: Store, P: Publisher> Relay<S, P> {
     /// A relay between a store and a publisher.
     ///
     /// # Errors
     ///
     /// [`Invalid`] if the settings do not go together.
     pub fn new(
-        store: &'a S,
+        store: S,
         publisher: P,
         settings: RelaySettings,
         now: Millis,
@@ -85,7 +89,7 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
     ///
     /// The store's. What was not given back becomes due again when its lease runs out.
     pub fn stop(mut self, now: Millis) -> Result<Counters, RelayError<S::Error>> {
-        self.machine.handle_stop(now);
+        self.machine.handle_stop(now, Duration::MAX);
         while self.step(now)? {}
         Ok(self.machine.counters())
     }
@@ -99,57 +103,41 @@ impl<'a, S: Store, P: Publisher> Relay<'a, S, P> {
     pub fn step(&mut self, now: Millis) -> Result<bool, RelayError<S::Error>> {
         self.machine.handle_timeout(now);
         let Some(action) = self.machine.poll_action() else { return Ok(false) };
-        let result = match action {
+        match action {
             Action::Exchange(exchange) => {
-                run_exchange(self.store, self.machine.settings(), self.machine.now(), exchange).map(
-                    |(settled, claimed)| {
-                        self.machine.handle_exchanged(now, settled.as_ref(), claimed);
-                    },
-                )
+                let flow = exchange.flow(self.machine.settings(), self.machine.now(), false);
+                let exchanged = drive(&self.store, flow, &mut NoCall);
+                let (told, failed) = told(exchanged);
+                self.machine.conclude_exchange(now, told);
+                failed.map_or(Ok(true), Err)
             }
-            Action::Renew(leases) => {
-                let renew = Renew::new(leases, self.machine.settings().lease);
-                self.store
-                    .run(renew, self.machine.now())
-                    .map(|renewed| self.machine.handle_renewed(now, &renewed))
+            Action::Renew(renew) => {
+                let (told, failed) = told(self.store.run(renew, self.machine.now()));
+                // Nothing is under way here that could be broken off.
+                let _lost = self.machine.conclude_renewal(now, told);
+                failed.map_or(Ok(true), Err)
             }
-            Action::Publish(tickets) => self.publish(now, &tickets),
-        };
-        match result {
-            Ok(()) => Ok(true),
-            Err(error) => {
-                self.machine.handle_store_failed(now);
-                Err(error)
+            Action::Publish(tickets) => {
+                self.publish(now, &tickets);
+                Ok(true)
             }
         }
     }
 
-    fn publish(&mut self, now: Millis, tickets: &[Ticket]) -> Result<(), RelayError<S::Error>> {
-        let read = match read_messages(self.store, tickets) {
-            Ok(read) => read,
-            Err(error) => {
-                self.machine.handle_unread(now, tickets);
-                return Err(error);
-            }
-        };
-        let mut batch: Vec<Message> = Vec::with_capacity(tickets.len());
-        let mut published: Vec<&Ticket> = Vec::with_capacity(tickets.len());
-        for (ticket, message) in tickets.iter().zip(read) {
-            match message {
-                Ok(message) => {
-                    batch.push(message);
-                    published.push(ticket);
-                }
-                Err(answer) => self.machine.handle_published(now, ticket, answer),
-            }
-        }
-        let mut answers = self.publisher.publish(&batch, self.machine.now()).into_iter();
-        for ticket in published {
-            let answer = answers
-                .next()
-                .unwrap_or_else(|| Published::Failed(Reason::new("the publisher gave no answer")));
+    fn publish(&mut self, now: Millis, tickets: &[Ticket]) {
+        let batch: Vec<Message> = tickets.iter().map(|ticket| ticket.message.clone()).collect();
+        let given = self.publisher.publish(&batch, self.machine.now());
+        for (ticket, answer) in tickets.iter().zip(answers(given, tickets.len())) {
+            trace::published(&ticket.message, &answer);
             self.machine.handle_published(now, ticket, answer);
         }
-        Ok(())
+    }
+}
+
+/// What the machine is told of an answer of the store, and the error for the caller.
+fn told<T, E: core::error::Error>(answer: Result<T, E>) -> (Result<T, Reason>, Option<E>) {
+    match answer {
+        Ok(value) => (Ok(value), None),
+        Err(error) => (Err(Reason::new(&error)), Some(error)),
     }
 }

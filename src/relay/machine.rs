@@ -1,98 +1,21 @@
-//! The machine itself: which lanes it holds, what is being published, what is to be settled, and
-//! when to come again.
+//! The machine itself: when to claim, what to publish, what to settle, and when to come again.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::Published;
+use super::held::{Lanes, Lost};
+use super::settings::RelaySettings;
+use super::trace;
 use crate::checked::Checked;
-use crate::ids::{EventId, Invalid, OrderingKey, Owner, Reason};
-use crate::policy::DeliveryPolicy;
+use crate::flow::{ExchangeFlow, Exchanged};
+use crate::ids::{EventId, Invalid, OrderingKey, Reason};
+use crate::message::Message;
 use crate::time::Millis;
-use crate::transition::claim::{Claim, Claimed, Delivery};
+use crate::transition::claim::{Claim, Claimed};
 use crate::transition::lane::LeaseRef;
-use crate::transition::settle::{Ending, Renewed, RunResult, Settle, Settled};
-
-/// How a relay works. All defaults are here.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct RelaySettings {
-    /// The relay's own name; two relays that run at once must not share one.
-    pub owner: Owner,
-    /// How delivery is retried and given up.
-    pub policy: Checked<DeliveryPolicy>,
-    /// How many events may be claimed and not yet settled. Default 256.
-    pub window: usize,
-    /// How many events of one lane are claimed at once. Default 16.
-    pub run: usize,
-    /// How long a lease lasts; it is renewed when half of it is over. It must not be longer than
-    /// the policy's longest backoff. Default 30 s.
-    pub lease: Duration,
-    /// When to look for events that nobody has announced. Default 1 s.
-    pub poll: Duration,
-    /// The first pause after the broker could not be reached, or the store failed; it doubles each
-    /// time. Default 500 ms.
-    pub pause_base: Duration,
-    /// The longest pause. Default 30 s.
-    pub pause_cap: Duration,
-}
-
-impl RelaySettings {
-    /// The defaults for a relay of this name.
-    #[must_use]
-    pub fn new(owner: Owner) -> Self {
-        Self {
-            owner,
-            policy: Checked::default(),
-            window: 256,
-            run: 16,
-            lease: Duration::from_secs(30),
-            poll: Duration::from_secs(1),
-            pause_base: Duration::from_millis(500),
-            pause_cap: Duration::from_secs(30),
-        }
-    }
-
-    /// The settings, if they go together.
-    ///
-    /// # Errors
-    ///
-    /// [`Invalid`] if the window is not 1 to [`Claim::MAX`], the run is not 1 to the window, a time
-    /// is too short, or the lease is longer than the policy's longest backoff.
-    pub fn checked(self) -> Result<Checked<Self>, Invalid> {
-        let refuse = |field, reason: &str| Err(Invalid::Unsafe { field, reason: reason.into() });
-        if self.window == 0 || self.window > Claim::MAX {
-            return Err(Invalid::OutOfRange {
-                field: "window",
-                min: 1,
-                max: Claim::MAX as u64,
-                value: self.window as u64,
-            });
-        }
-        if self.run == 0 || self.run > self.window {
-            return Err(Invalid::OutOfRange {
-                field: "run",
-                min: 1,
-                max: self.window as u64,
-                value: self.run as u64,
-            });
-        }
-        if self.lease < Duration::from_millis(10) {
-            return refuse(
-                "lease",
-                "it would run out before anything could be published; give at least 10 ms",
-            );
-        }
-        self.policy.check_lease(self.lease)?;
-        if self.poll < Duration::from_millis(1) || self.pause_base < Duration::from_millis(1) {
-            return refuse("poll and pause_base", "the relay would never rest; give at least 1 ms");
-        }
-        if self.pause_cap < self.pause_base {
-            return refuse("pause_cap", "it is shorter than pause_base");
-        }
-        Ok(Checked::new(self))
-    }
-}
+use crate::transition::settle::{Ending, Renew, Renewed, Settle, Settled, Settlement};
 
 /// What there is to do.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -103,24 +26,37 @@ pub enum Action {
     /// nobody knows.
     Exchange(Exchange),
     /// Publish these, at the same time if possible: no two are of the same lane. Then
-    /// [`RelayMachine::handle_published`] for each, as soon as it has ended, or
-    /// [`RelayMachine::handle_unread`].
+    /// [`RelayMachine::handle_published`] for each, as soon as it has ended.
     Publish(Vec<Ticket>),
-    /// Renew these leases for another [`RelaySettings::lease`] from [`RelayMachine::now`] on, then
-    /// [`RelayMachine::handle_renewed`] or [`RelayMachine::handle_store_failed`].
-    Renew(Vec<LeaseRef>),
+    /// Run this at [`RelayMachine::now`], then [`RelayMachine::handle_renewed`] or
+    /// [`RelayMachine::handle_store_failed`].
+    Renew(Renew),
 }
 
 /// One transaction of the relay: first settle, then claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Exchange {
-    /// What became of runs; may be empty.
-    pub settle: Vec<RunResult>,
+    /// What became of deliveries; may be empty.
+    pub settle: Vec<Settlement>,
     /// How many events to claim; 0 for none.
     pub claim: usize,
+    /// With how many bytes of bodies there is enough.
+    pub claim_bytes: usize,
 }
 
 impl Exchange {
+    /// The flow that does it, for whoever drives flows on a store. See [`ExchangeFlow::new`].
+    #[must_use]
+    pub fn flow(
+        self,
+        settings: &Checked<RelaySettings>,
+        now: Millis,
+        assumes: bool,
+    ) -> ExchangeFlow<'_> {
+        let (settle, claim) = self.into_transitions(settings);
+        ExchangeFlow::new(settle, claim, now, assumes)
+    }
+
     /// The transitions to run, one after the other, in one transaction.
     #[must_use]
     pub fn into_transitions(
@@ -132,7 +68,7 @@ impl Exchange {
         // none.
         let claim =
             Claim::new(&settings.policy, settings.owner.clone(), settings.lease, self.claim).ok();
-        (settle, claim.map(|claim| claim.run(settings.run)))
+        (settle, claim.map(|claim| claim.run(settings.run).bytes(self.claim_bytes)))
     }
 }
 
@@ -141,12 +77,13 @@ impl Exchange {
 pub struct Ticket {
     /// The lease under which it is published.
     pub lease: LeaseRef,
-    /// Which event, and where it stands.
-    pub delivery: Delivery,
+    /// What is to be published.
+    pub message: Message,
 }
 
 /// What a relay has done since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub struct Counters {
     /// Events that were claimed.
     pub claimed: u64,
@@ -183,6 +120,7 @@ pub enum Phase {
 
 /// What can be seen of a relay that runs on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Status {
     /// What it is about.
     pub phase: Phase,
@@ -193,25 +131,6 @@ pub struct Status {
     /// What the store said, if the last that was asked of it failed. If a relay stopped with it, it
     /// could not give back its leases, and they run out by themselves.
     pub error: Option<Reason>,
-}
-
-/// A run that the relay holds.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Held {
-    token: u64,
-    until: Millis,
-    renew_at: Millis,
-    /// Nothing else is published while its event is (F4).
-    alone: bool,
-    waiting: VecDeque<Delivery>,
-    publishing: Option<EventId>,
-    confirmed: Vec<EventId>,
-}
-
-impl Held {
-    fn publishes(&self, ticket: &Ticket) -> bool {
-        self.token == ticket.lease.token && self.publishing.as_ref() == Some(&ticket.delivery.event)
-    }
 }
 
 /// Which transaction is under way.
@@ -229,13 +148,13 @@ pub struct RelayMachine {
     /// The machine's own time, which never steps back, and the clock's time that it was last told.
     now: Millis,
     told: Millis,
-    held: BTreeMap<OrderingKey, Held>,
+    lanes: Lanes,
     /// Publishes that are under way although their lease is lost: nothing else of their lane is
     /// published before they end (P4).
     orphans: BTreeMap<OrderingKey, (u64, EventId)>,
     /// What is to be settled, and what the exchange under way settles.
-    results: Vec<RunResult>,
-    settling: Vec<RunResult>,
+    settlements: Vec<Settlement>,
+    settling: Vec<Settlement>,
     transaction: Option<UnderWay>,
     claim_at: Millis,
     /// Somebody committed events while a transaction was under way, which may have begun before.
@@ -243,12 +162,23 @@ pub struct RelayMachine {
     /// Doubles with each failure in a row: of the broker, and of the store.
     broker_failures: u32,
     store_failures: u32,
-    /// The last envelopes could not be read: that rows can be written says nothing about it.
-    unread: bool,
     paused_until: Option<Millis>,
     store_paused_until: Option<Millis>,
-    stopping: bool,
+    /// What the store said, if it failed the last time.
+    error: Option<Reason>,
+    stop: Option<Stop>,
     counters: Counters,
+}
+
+/// A relay that is to stop.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Stop {
+    /// Until then it waits for what is being published.
+    patient_until: Millis,
+    /// How many publishes were under way when its patience ended.
+    gave_up_on: Option<usize>,
+    /// Whether it has ended with something that it could not give back.
+    ended: bool,
 }
 
 impl RelayMachine {
@@ -262,19 +192,19 @@ impl RelayMachine {
             settings: settings.checked()?,
             now,
             told: now,
-            held: BTreeMap::new(),
+            lanes: Lanes::default(),
             orphans: BTreeMap::new(),
-            results: Vec::new(),
+            settlements: Vec::new(),
             settling: Vec::new(),
             transaction: None,
             claim_at: now,
             woken: false,
             broker_failures: 0,
             store_failures: 0,
-            unread: false,
             paused_until: None,
             store_paused_until: None,
-            stopping: false,
+            error: None,
+            stop: None,
             counters: Counters::default(),
         })
     }
@@ -287,8 +217,24 @@ impl RelayMachine {
 
     /// What it has done.
     #[must_use]
-    pub fn counters(&self) -> Counters {
+    pub const fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// What can be seen of it from outside.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        Status {
+            phase: self.phase(),
+            counters: self.counters,
+            publishing: self.publishing(),
+            error: self.error.clone(),
+        }
+    }
+
+    fn publishing(&self) -> usize {
+        let gave_up_on = self.stop.as_ref().and_then(|stop| stop.gave_up_on);
+        gave_up_on.unwrap_or(self.lanes.publishing() + self.orphans.len())
     }
 
     /// What it is about.
@@ -296,7 +242,7 @@ impl RelayMachine {
     pub fn phase(&self) -> Phase {
         if self.is_stopped() {
             Phase::Stopped
-        } else if self.stopping {
+        } else if self.is_stopping() {
             Phase::Stopping
         } else if self.store_paused_until.is_some() {
             Phase::StoreAway
@@ -309,27 +255,31 @@ impl RelayMachine {
 
     /// Whether it waits for the broker to come back.
     #[must_use]
-    pub fn is_paused(&self) -> bool {
+    pub const fn is_paused(&self) -> bool {
         self.paused_until.is_some()
     }
 
     /// Whether it holds nothing and has nothing to settle. It may still claim when its time comes.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.results.is_empty() && self.transaction.is_none()
+        self.lanes.is_empty() && self.settlements.is_empty() && self.transaction.is_none()
     }
 
-    /// Whether it was asked to stop, and everything that it held is settled.
+    const fn is_stopping(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// Whether it was asked to stop, and everything that it held is settled, or was given up.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
-        self.stopping && self.is_idle()
+        self.stop.as_ref().is_some_and(|stop| stop.ended || self.is_idle())
     }
 
     /// The time to give to the transitions that this relay runs. It follows the clock that
     /// `handle_*` are given, but where that steps back it goes on from where it was (F7): leases do
     /// not seem to last for longer, and the relay does not wait for the clock to catch up.
     #[must_use]
-    pub fn now(&self) -> Millis {
+    pub const fn now(&self) -> Millis {
         self.now
     }
 
@@ -344,6 +294,7 @@ impl RelayMachine {
         if self.store_paused_until.is_some_and(|until| until <= self.now) {
             self.store_paused_until = None;
         }
+        self.lose_patience();
     }
 
     /// Somebody has committed events: there is something to claim before the next poll.
@@ -354,12 +305,7 @@ impl RelayMachine {
     }
 
     /// An exchange is committed.
-    pub fn handle_exchanged(
-        &mut self,
-        now: Millis,
-        settled: Option<&Settled>,
-        claimed: Option<Claimed>,
-    ) {
+    pub fn handle_exchanged(&mut self, now: Millis, (settled, claimed): Exchanged) {
         self.handle_timeout(now);
         if !self.ends(UnderWay::Exchange) {
             return;
@@ -367,133 +313,169 @@ impl RelayMachine {
         self.store_answered();
         self.settling.clear();
         if let Some(settled) = settled {
-            self.counters.confirmed += settled.confirmed as u64;
-            self.counters.failed += settled.retried as u64;
-            self.counters.dead += settled.dead.len() as u64;
-            self.counters.stale += settled.stale.len() as u64;
+            self.count_settled(&settled);
         }
-        let Some(claimed) = claimed else {
+        match claimed {
+            Some(claimed) => self.hold(claimed),
             // A settled lane may have more to deliver.
-            self.claim_at = self.claim_at.min(self.now);
-            return;
-        };
+            None => self.claim_at = self.claim_at.min(self.now),
+        }
+    }
+
+    fn count_settled(&mut self, settled: &Settled) {
+        self.counters.confirmed += settled.confirmed as u64;
+        self.counters.failed += settled.retried as u64;
+        self.counters.dead += settled.dead.len() as u64;
+        self.counters.stale += settled.stale.len() as u64;
+    }
+
+    fn hold(&mut self, claimed: Claimed) {
         self.counters.dead += claimed.dead.len() as u64;
         let poll = self.now + self.settings.poll;
         let woken = core::mem::take(&mut self.woken).then_some(self.now);
-        self.claim_at = woken.or(claimed.next_due).map_or(poll, |due| due.clamp(self.now, poll));
-        for run in claimed.runs {
-            self.counters.claimed += run.deliveries.len() as u64;
-            let held = Held {
-                token: run.lease.token,
-                until: run.until,
-                renew_at: self.renew_at(run.until),
-                alone: run.alone,
-                waiting: run.deliveries.into(),
-                publishing: None,
-                confirmed: Vec::new(),
-            };
+        let next_due = woken.or(claimed.next_due);
+        self.claim_at = next_due.map_or(poll, |due| due.clamp(self.now, poll));
+        for leased in claimed.leased {
+            debug_assert!(!leased.events.is_empty(), "a lease covers an event");
+            self.counters.claimed += leased.events.len() as u64;
+            let renew_at = self.renew_at(leased.until);
             // Our own lease of the lane may have run out before we claimed it again.
-            let lost = self.held.insert(run.lease.lane.clone(), held);
-            self.lose(run.lease.lane, lost);
+            let lost = self.lanes.hold(leased, renew_at);
+            self.orphan(lost);
         }
-        if self.stopping || self.paused_until.is_some() {
+        if self.is_stopping() || self.is_paused() {
             self.release_waiting();
         }
     }
 
-    /// Leases are renewed, or not any more: what is not ours is not published.
-    pub fn handle_renewed(&mut self, now: Millis, renewed: &Renewed) {
+    /// Leases are renewed, or not any more: what is not ours is not published. Gives the leases
+    /// that were lost, so that a publish under one of them can be broken off.
+    pub fn handle_renewed(&mut self, now: Millis, renewed: &Renewed) -> Vec<LeaseRef> {
         self.handle_timeout(now);
+        let mut lost = Vec::new();
         if !self.ends(UnderWay::Renewal) {
-            return;
+            return lost;
         }
         self.store_answered();
         for (lease, until) in &renewed.leases {
-            let renew_at = self.renew_at(*until);
-            if let Some(held) =
-                self.held.get_mut(&lease.lane).filter(|held| held.token == lease.token)
-            {
-                held.until = *until;
-                held.renew_at = renew_at;
-            }
+            self.lanes.renewed(lease, *until, self.renew_at(*until));
         }
         for stale in &renewed.stale {
-            if self.held.get(&stale.lease.lane).is_some_and(|held| held.token == stale.lease.token)
-            {
-                self.counters.stale += 1;
-                let lost = self.held.remove(&stale.lease.lane);
-                self.lose(stale.lease.lane.clone(), lost);
+            if !self.lanes.holds(&stale.lease) {
+                continue;
             }
+            self.counters.stale += 1;
+            let publishing = self.lanes.lose(&stale.lease.lane);
+            self.orphan(publishing);
+            lost.push(stale.lease.clone());
         }
+        lost
     }
 
     /// The transaction of the last exchange or renewal failed, or nobody knows whether it took.
     /// What was to be settled is settled again after a pause (F11); if it had been settled, that
     /// will turn out to be stale.
-    pub fn handle_store_failed(&mut self, now: Millis) {
+    pub fn handle_store_failed(&mut self, now: Millis, error: Reason) {
         self.handle_timeout(now);
         if self.transaction.take().is_none() {
             return;
         }
-        self.results.append(&mut self.settling);
-        self.store_away();
+        self.error = Some(error);
+        self.settlements.append(&mut self.settling);
+        self.counters.store_failures += 1;
+        self.store_failures += 1;
+        let pause = self.pause(self.store_failures);
+        self.store_paused_until = Some(self.now + pause);
+        self.claim_at = self.claim_at.max(self.now + pause);
+        if let Some(stop) = &mut self.stop {
+            // After its patience has ended it tries once.
+            stop.ended |= stop.gave_up_on.is_some();
+        }
     }
 
-    /// The envelopes of these tickets could not be read: they are released, and no failure is
-    /// counted, since nothing was published. The relay goes on after a pause (F11).
-    pub fn handle_unread(&mut self, now: Millis, tickets: &[Ticket]) {
-        tickets.iter().for_each(|ticket| self.handle_published(now, ticket, Published::Abandoned));
-        self.handle_timeout(now);
-        self.unread = true;
-        self.store_away();
+    /// An exchange has come to its end, whichever that was: told to `tracing`, and handled.
+    pub fn conclude_exchange(&mut self, now: Millis, exchanged: Result<Exchanged, Reason>) {
+        match exchanged {
+            Ok(exchanged) => {
+                trace::exchanged(&exchanged);
+                self.handle_exchanged(now, exchanged);
+            }
+            Err(error) => {
+                trace::store_failed(&error);
+                self.handle_store_failed(now, error);
+            }
+        }
+    }
+
+    /// A renewal has come to its end, whichever that was: told to `tracing`, and handled. Gives the
+    /// leases that were lost, as [`RelayMachine::handle_renewed`].
+    pub fn conclude_renewal(
+        &mut self,
+        now: Millis,
+        renewed: Result<Renewed, Reason>,
+    ) -> Vec<LeaseRef> {
+        match renewed {
+            Ok(renewed) => {
+                trace::renewed(&renewed);
+                self.handle_renewed(now, &renewed)
+            }
+            Err(error) => {
+                trace::store_failed(&error);
+                self.handle_store_failed(now, error);
+                Vec::new()
+            }
+        }
+    }
+
+    /// For how long there is nothing to do, if nothing happens; see [`RelayMachine::poll_timeout`].
+    #[must_use]
+    pub fn rest_for(&self) -> Option<Duration> {
+        self.poll_timeout().map(|at| at.since(self.now))
     }
 
     /// A publish has ended.
     pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
         self.handle_timeout(now);
-        let lane = &ticket.lease.lane;
-        if self.orphans.get(lane).is_some_and(|(token, event)| {
-            (*token, event) == (ticket.lease.token, &ticket.delivery.event)
-        }) {
+        let (lane, event) = (&ticket.lease.lane, &ticket.message.event.id);
+        if self
+            .orphans
+            .get(lane)
+            .is_some_and(|orphan| *orphan == (ticket.lease.token, event.clone()))
+        {
             self.orphans.remove(lane);
             return;
         }
-        let Some(held) = self.held.get_mut(lane).filter(|held| held.publishes(ticket)) else {
+        if !self.lanes.publishes(ticket) {
             return;
-        };
-        held.publishing = None;
-        self.unread &= published == Published::Abandoned;
-        let event = ticket.delivery.event.clone();
-        let (mut unavailable, mut given_up) = (false, false);
-        let ended = match published {
-            Published::Confirmed => {
-                // While it pauses, this is the answer to a publish from before.
-                if self.paused_until.is_none() {
-                    self.broker_failures = 0;
-                }
-                held.confirmed.push(event);
-                if !held.waiting.is_empty() && !self.stopping && self.paused_until.is_none() {
-                    return;
-                }
-                None
-            }
-            Published::Failed(reason) => Some((event, Ending::Failed(reason))),
-            Published::Rejected(reason) => Some((event, Ending::Rejected(reason))),
-            Published::Deferred(reason) => Some((event, Ending::Deferred(reason))),
+        }
+        let ending = match published {
+            Published::Confirmed => return self.confirmed(lane),
+            Published::Failed(reason) => Ending::Failed(reason),
+            Published::Rejected(reason) => Ending::Rejected(reason),
+            Published::Deferred(reason) => Ending::Deferred(reason),
             Published::Unavailable(reason) => {
-                unavailable = true;
-                Some((event, Ending::Unavailable(reason)))
+                self.end_lane(lane, Some(Ending::Unavailable(reason)));
+                return self.broker_away();
             }
             Published::Abandoned => {
-                given_up = true;
-                None
+                self.end_lane(lane, None);
+                if !self.is_stopping() {
+                    self.rest();
+                }
+                return;
             }
         };
-        self.end_run(lane, ended);
-        if unavailable {
-            self.broker_away();
-        } else if given_up && !self.stopping {
-            self.rest();
+        self.end_lane(lane, Some(ending));
+    }
+
+    fn confirmed(&mut self, lane: &OrderingKey) {
+        // While it pauses, this is the answer to a publish from before.
+        if !self.is_paused() {
+            self.broker_failures = 0;
+        }
+        let waits = self.lanes.confirm(lane);
+        if !waits || self.is_stopping() || self.is_paused() {
+            self.end_lane(lane, None);
         }
     }
 
@@ -501,41 +483,54 @@ impl RelayMachine {
     /// [`Published::Abandoned`].
     #[must_use]
     pub fn may_begin(&self, ticket: &Ticket) -> bool {
-        let held = self.held.get(&ticket.lease.lane).is_some_and(|held| held.publishes(ticket));
-        held && !self.stopping && self.paused_until.is_none()
+        self.lanes.publishes(ticket) && !self.is_stopping() && !self.is_paused()
     }
 
     /// Stops: claims no more, and releases what is not being published (F12). What is being
-    /// published is still waited for; see [`RelayMachine::abandon`].
-    pub fn handle_stop(&mut self, now: Millis) {
+    /// published it waits for, but no longer than `patience`; then that is released too, and no
+    /// failure is counted, although it may have reached the broker (P9). Of several calls the least
+    /// patient counts.
+    pub fn handle_stop(&mut self, now: Millis, patience: Duration) {
         self.handle_timeout(now);
-        self.stopping = true;
+        let until = self.now + patience;
+        let stop =
+            self.stop.get_or_insert(Stop { patient_until: until, gave_up_on: None, ended: false });
+        stop.patient_until = stop.patient_until.min(until);
         self.release_waiting();
+        self.lose_patience();
     }
 
-    /// Waits no longer for publishes that are under way: their outcome is unknown, so they are
-    /// released, and no failure is counted (F12). That is tried at once, even in a pause after the
-    /// store has failed.
-    pub fn abandon(&mut self, now: Millis) {
-        self.handle_timeout(now);
+    /// Whether it no longer waits for what is being published, which may be broken off.
+    #[must_use]
+    pub fn gave_up(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.gave_up_on.is_some())
+    }
+
+    /// Waits no longer for publishes that are under way once its patience has ended. What they were
+    /// is released at once, even in a pause after the store has failed.
+    fn lose_patience(&mut self) {
+        let publishing = self.publishing();
+        match &mut self.stop {
+            Some(stop) if stop.gave_up_on.is_none() && stop.patient_until <= self.now => {
+                stop.gave_up_on = Some(publishing);
+            }
+            Some(_) | None => return,
+        }
+        // What the store said before does not count against the last try.
+        self.error = None;
         self.store_paused_until = None;
-        let lanes: Vec<OrderingKey> = self.held.keys().cloned().collect();
-        lanes.iter().for_each(|lane| self.end_run(lane, None));
+        self.lanes.all().iter().for_each(|lane| self.end_lane(lane, None));
         self.orphans.clear();
     }
 
     /// What there is to do next; `None` if there is nothing before the next event or timeout.
     pub fn poll_action(&mut self) -> Option<Action> {
-        if self.transaction.is_none() && self.store_paused_until.is_none() {
-            let renew: Vec<LeaseRef> = self
-                .held
-                .iter()
-                .filter(|(_, held)| held.renew_at <= self.now)
-                .map(|(lane, held)| LeaseRef { lane: lane.clone(), token: held.token })
-                .collect();
+        let may_ask = self.transaction.is_none() && self.store_paused_until.is_none();
+        if may_ask && !self.is_stopped() {
+            let renew = self.lanes.to_renew(self.now);
             if !renew.is_empty() {
                 self.transaction = Some(UnderWay::Renewal);
-                return Some(Action::Renew(renew));
+                return Some(Action::Renew(Renew::new(renew, self.settings.lease)));
             }
         }
         let publish = self.next_publishes();
@@ -543,12 +538,13 @@ impl RelayMachine {
             self.counters.published += publish.len() as u64;
             return Some(Action::Publish(publish));
         }
-        if self.transaction.is_none() && self.store_paused_until.is_none() {
-            let claim = if self.wants_claim() { self.free() } else { 0 };
-            if claim > 0 || !self.results.is_empty() {
+        if may_ask && !self.is_stopped() {
+            let (claim, claim_bytes) = if self.wants_claim() { self.free() } else { (0, 0) };
+            if claim > 0 || !self.settlements.is_empty() {
                 self.transaction = Some(UnderWay::Exchange);
-                self.settling = core::mem::take(&mut self.results);
-                return Some(Action::Exchange(Exchange { settle: self.settling.clone(), claim }));
+                self.settling = core::mem::take(&mut self.settlements);
+                let settle = self.settling.clone();
+                return Some(Action::Exchange(Exchange { settle, claim, claim_bytes }));
             }
         }
         None
@@ -559,43 +555,47 @@ impl RelayMachine {
     /// nothing more, this lies in the future.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Millis> {
-        if self.transaction.is_some() {
+        if self.is_stopped() {
             return None;
         }
-        let renew = self.held.values().map(|held| held.renew_at).min();
+        let patience = self.stop.as_ref().filter(|stop| stop.gave_up_on.is_none());
+        let patience = patience.map(|stop| stop.patient_until).filter(|end| *end < Millis::MAX);
+        if self.transaction.is_some() {
+            return patience;
+        }
         let claim =
             self.may_claim().then(|| self.claim_at.max(self.paused_until.unwrap_or(self.claim_at)));
-        let settle = (!self.results.is_empty()).then_some(self.now);
-        let next = [renew, claim, settle].into_iter().flatten().min();
-        next.map(|at| at.max(self.store_paused_until.unwrap_or(at)))
+        let settle = (!self.settlements.is_empty()).then_some(self.now);
+        let next = [self.lanes.renew_at(), claim, settle].into_iter().flatten().min();
+        let next = next.map(|at| at.max(self.store_paused_until.unwrap_or(at)));
+        [next, patience].into_iter().flatten().min()
     }
 
-    fn free(&self) -> usize {
-        let held = |held: &Held| {
-            held.waiting.len() + held.confirmed.len() + usize::from(held.publishing.is_some())
-        };
-        let used: usize = self.held.values().map(held).sum();
-        let free = self.settings.window.saturating_sub(used);
+    /// How many events it may claim, and with how many bytes there is enough.
+    fn free(&self) -> (usize, usize) {
+        let (events, bytes) = self.lanes.size();
+        let free = self.settings.window.saturating_sub(events);
+        let free_bytes = self.settings.window_bytes.saturating_sub(bytes);
         // The first publish after an outage is a probe.
-        if self.broker_failures > 0 { free.min(1) } else { free }
+        let free = if self.broker_failures > 0 { free.min(1) } else { free };
+        if free_bytes == 0 { (0, 0) } else { (free, free_bytes) }
     }
 
     /// Whether it may claim when the time for it has come.
     fn may_claim(&self) -> bool {
         // Small claims while much is under way would only cost transactions.
-        let worthwhile = self.held.is_empty() || self.free() * 2 >= self.settings.window;
-        let probing = self.broker_failures > 0 && !self.held.is_empty();
+        let worthwhile = self.lanes.is_empty() || self.free().0 * 2 >= self.settings.window;
+        let probing = self.broker_failures > 0 && !self.lanes.is_empty();
         // What is claimed now would be counted as started if the event that is tried alone brings
         // the process down.
-        let trying = self.held.values().any(|held| held.alone);
-        !self.stopping && worthwhile && !probing && !trying
+        !self.is_stopping() && worthwhile && !probing && !self.lanes.alone()
     }
 
     fn wants_claim(&self) -> bool {
         // A claim that rides along with a settlement costs no commit of its own, and finds what the
         // settlement set free.
-        let is_time = self.claim_at <= self.now || !self.results.is_empty();
-        self.may_claim() && self.paused_until.is_none() && is_time
+        let is_time = self.claim_at <= self.now || !self.settlements.is_empty();
+        self.may_claim() && !self.is_paused() && is_time
     }
 
     /// While the relay pauses or stops, there is none: what was waiting is given back, see
@@ -603,32 +603,12 @@ impl RelayMachine {
     fn next_publishes(&mut self) -> Vec<Ticket> {
         // What is tried alone (F4), and the first publish after an outage (F15), wait until nothing
         // is under way.
-        let alone = self.held.values().any(|held| held.alone);
-        let single = alone || self.broker_failures > 0;
-        if single
-            && (!self.orphans.is_empty()
-                || self.held.values().any(|held| held.publishing.is_some()))
-        {
+        let single = self.lanes.alone() || self.broker_failures > 0;
+        if single && (!self.orphans.is_empty() || self.lanes.publishing() > 0) {
             return Vec::new();
         }
         let most = if single { 1 } else { usize::MAX };
-        let mut tickets = Vec::new();
-        for (lane, held) in self.held.iter_mut().filter(|(_, held)| held.alone == alone) {
-            // Under a lease that has run out another may publish: it is renewed first (F3).
-            if tickets.len() < most
-                && held.publishing.is_none()
-                && self.now < held.until
-                && !self.orphans.contains_key(lane)
-                && let Some(delivery) = held.waiting.pop_front()
-            {
-                held.publishing = Some(delivery.event.clone());
-                tickets.push(Ticket {
-                    lease: LeaseRef { lane: lane.clone(), token: held.token },
-                    delivery,
-                });
-            }
-        }
-        tickets
+        self.lanes.take(self.now, most, |lane| self.orphans.contains_key(lane))
     }
 
     /// Whether this is the answer to the transaction that is under way, which has then ended.
@@ -640,50 +620,30 @@ impl RelayMachine {
         ends
     }
 
-    /// Others hold this lane now: what was confirmed is theirs to find out, what is being published
-    /// is waited for.
-    fn lose(&mut self, lane: OrderingKey, lost: Option<Held>) {
-        if let Some(Held { token, publishing: Some(event), .. }) = lost {
-            self.orphans.insert(lane, (token, event));
-        }
+    /// Others hold this lane now: what is being published is waited for.
+    fn orphan(&mut self, lost: Option<Lost>) {
+        self.orphans.extend(lost.map(Lost::into_orphan));
     }
 
-    fn end_run(&mut self, lane: &OrderingKey, ended: Option<(EventId, Ending)>) {
-        if let Some(held) = self.held.remove(lane) {
-            let lease = LeaseRef { lane: lane.clone(), token: held.token };
-            self.results.push(RunResult { lease, confirmed: held.confirmed, ended });
-        }
+    fn end_lane(&mut self, lane: &OrderingKey, ending: Option<Ending>) {
+        self.settlements.extend(self.lanes.end(lane, ending));
     }
 
-    /// Ends the runs of which nothing is being published; what they have left is released.
+    /// Ends the leases of lanes of which nothing is being published; what they have left is
+    /// released.
     fn release_waiting(&mut self) {
-        let resting = self
-            .held
-            .iter()
-            .filter(|(_, held)| held.publishing.is_none())
-            .map(|(lane, _)| lane.clone());
-        let resting: Vec<OrderingKey> = resting.collect();
-        resting.iter().for_each(|lane| self.end_run(lane, None));
+        self.lanes.resting().iter().for_each(|lane| self.end_lane(lane, None));
     }
 
     fn store_answered(&mut self) {
-        if !self.unread {
-            self.store_failures = 0;
-        }
-    }
-
-    fn store_away(&mut self) {
-        self.counters.store_failures += 1;
-        self.store_failures += 1;
-        let pause = self.pause(self.store_failures);
-        self.store_paused_until = Some(self.now + pause);
-        self.claim_at = self.claim_at.max(self.now + pause);
+        self.store_failures = 0;
+        self.error = None;
     }
 
     fn broker_away(&mut self) {
         self.counters.unavailable += 1;
         // The answers of one batch are one failure; it may rest already for another reason.
-        if self.paused_until.is_none() || self.broker_failures == 0 {
+        if !self.is_paused() || self.broker_failures == 0 {
             self.broker_failures += 1;
         }
         self.rest();
@@ -691,7 +651,7 @@ impl RelayMachine {
 
     /// Pauses, and gives back what is not being published.
     fn rest(&mut self) {
-        if self.paused_until.is_none() {
+        if !self.is_paused() {
             self.paused_until = Some(self.now + self.pause(self.broker_failures));
         }
         self.release_waiting();
@@ -706,5 +666,11 @@ impl RelayMachine {
     fn pause(&self, failures: u32) -> Duration {
         let doubled = 1_u32.checked_shl(failures.saturating_sub(1).min(31)).unwrap_or(u32::MAX);
         self.settings.pause_base.saturating_mul(doubled).min(self.settings.pause_cap)
+    }
+}
+
+impl Lost {
+    fn into_orphan(self) -> (OrderingKey, (u64, EventId)) {
+        (self.lane, (self.token, self.event))
     }
 }

@@ -25,15 +25,22 @@
 //! ```
 
 mod driver;
+mod held;
+#[cfg(feature = "std")]
+pub mod host;
 mod machine;
 mod publisher;
-mod steps;
+mod settings;
 pub mod trace;
 
+use core::convert::Infallible;
+
+use crate::store::RunError;
+
 pub use driver::Relay;
-pub use machine::{Action, Counters, Exchange, Phase, RelayMachine, RelaySettings, Status, Ticket};
-pub use publisher::{AsyncPublisher, Fault, InProcess, Message, Published, Publisher};
-pub use steps::{
-    Exchanged, RelayError, panicked, read_messages, read_messages_async, run_exchange,
-    run_exchange_async,
-};
+pub use machine::{Action, Counters, Exchange, Phase, RelayMachine, Status, Ticket};
+pub use publisher::{AsyncPublisher, Published, Publisher, answers};
+pub use settings::RelaySettings;
+
+/// Why a step of a relay failed: the store. The relay goes on with the next step, after a pause.
+pub type RelayError<E> = RunError<E, Infallible>;

@@ -7,11 +7,11 @@
 )]
 
 use core::fmt::Display;
-use core::future::Future;
 
-use super::{Message, Phase, Published};
-use crate::transition::claim::Claimed;
-use crate::transition::settle::{Renewed, Settled};
+use super::{Phase, Published};
+use crate::flow::Exchanged;
+use crate::message::Message;
+use crate::transition::settle::Renewed;
 
 #[cfg(feature = "tracing")]
 fn span(message: &Message) -> tracing::Span {
@@ -19,51 +19,25 @@ fn span(message: &Message) -> tracing::Span {
     tracing::debug_span!("publish", id = %event.id, r#type = %event.event_type, attempt = message.attempt)
 }
 
-#[cfg(feature = "tracing")]
-fn published(published: &Published) {
-    match published {
+/// Tells what a publish came to.
+pub fn published(message: &Message, published: &Published) {
+    #[cfg(feature = "tracing")]
+    span(message).in_scope(|| match published {
         Published::Confirmed => tracing::debug!("confirmed"),
         Published::Failed(reason) => tracing::warn!(%reason, "failed"),
         Published::Rejected(reason) => tracing::error!(%reason, "rejected"),
         Published::Deferred(reason) => tracing::debug!(%reason, "deferred"),
         Published::Unavailable(reason) => tracing::warn!(%reason, "the broker cannot be reached"),
         Published::Abandoned => tracing::debug!("abandoned"),
-    }
-}
-
-/// Publishes a message in a span of its own, and tells the answer there.
-pub fn publish(message: &Message, publish: impl FnOnce() -> Published) -> Published {
-    #[cfg(feature = "tracing")]
-    let _span = span(message).entered();
-    let answer = publish();
-    #[cfg(feature = "tracing")]
-    published(&answer);
-    answer
-}
-
-/// As [`publish`].
-pub async fn publish_async(
-    message: &Message,
-    publish: impl Future<Output = Published>,
-) -> Published {
-    #[cfg(feature = "tracing")]
-    let publish = tracing::Instrument::instrument(
-        async move {
-            let answer = publish.await;
-            published(&answer);
-            answer
-        },
-        span(message),
-    );
-    publish.await
+    });
 }
 
 /// Tells what an exchange came to.
-pub fn exchanged(settled: Option<&Settled>, claimed: Option<&Claimed>) {
+pub fn exchanged((settled, claimed): &Exchanged) {
     #[cfg(feature = "tracing")]
     {
         if let Some(settled) = settled {
-            let Settled { confirmed, retried, released, dead, stale } = settled;
+            let crate::Settled { confirmed, retried, released, dead, stale } = settled;
             tracing::debug!(
                 confirmed,
                 retried,
@@ -72,16 +46,15 @@ pub fn exchanged(settled: Option<&Settled>, claimed: Option<&Claimed>) {
                 stale = stale.len(),
                 "settled"
             );
-            dead.iter().for_each(|id| tracing::error!(%id, "dead"));
+            dead.iter().for_each(|(id, lane)| tracing::error!(%id, %lane, "dead"));
             stale.iter().for_each(|stale| tracing::warn!("{stale}"));
         }
         if let Some(claimed) = claimed {
-            let events: usize = claimed.runs.iter().map(|run| run.deliveries.len()).sum();
-            tracing::debug!(lanes = claimed.runs.len(), events, "claimed");
-            claimed
-                .dead
-                .iter()
-                .for_each(|id| tracing::error!(%id, "dead: it was started too often"));
+            let events: usize = claimed.leased.iter().map(|leased| leased.events.len()).sum();
+            tracing::debug!(lanes = claimed.leased.len(), events, "claimed");
+            for (id, lane) in &claimed.dead {
+                tracing::error!(%id, %lane, "dead: it was started too often");
+            }
         }
     }
 }

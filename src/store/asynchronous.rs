@@ -1,23 +1,56 @@
 //! The async twins of the store traits, for stores that are reached over a network.
 //!
-//! They differ from the sync ones in nothing but that each step may wait. A future may be dropped
-//! at any await: what was not committed is then rolled back, as if the program had died there.
+//! They differ from the sync ones in two things. Each step may wait, and a future may be dropped at
+//! any await: what was not committed is then rolled back, as if the program had died there. And
+//! what follows a step is said with it, so that a store can send both in one round trip: a write
+//! with the commit or the next question ([`AsyncTables::apply_then_load`],
+//! [`AsyncTransaction::apply_and_commit`]), or a whole transaction at once
+//! ([`AsyncStore::autocommit`]). All of these are provided, and a store that gains nothing
+//! implements none of them.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::future::Future;
 use core::ops::{Deref, DerefMut};
 
-use super::{Applied, CONFLICT_TRIES, RunError};
-use crate::boundary::{Batch, Query, Rows, Transition};
-use crate::table::Key;
+use super::reading::readings;
+use super::{Applied, RunError, StoreError};
+use crate::boundary::{Batch, Decision, Query, Rows, Transition};
+use crate::event::Body;
+use crate::flow::{Ask, Called, Flow, RunFlow, Stop, Then, Told, WriteFlow};
+use crate::ids::{Consumer, EventId, OrderId, OrderingKey, Reason, RequestKey};
+use crate::stats::Stats;
+use crate::table::{
+    EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, RequestRow, Stored, Table,
+};
 use crate::time::Millis;
+use crate::upkeep::DeadLetter;
+
+macro_rules! async_readings {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),+) -> $answer:ty:
+        $query:expr, $read:expr;)+) => {$(
+        $(#[$doc])*
+        fn $name(
+            &mut self,
+            $($arg: $type),+
+        ) -> impl Future<Output = Result<$answer, Self::Error>> + Send {
+            async move {
+                let rows = self.load(&$query).await?;
+                Ok(($read)(rows))
+            }
+        }
+    )+};
+}
 
 /// As [`Load`](super::Load).
 pub trait AsyncLoad: Send {
     /// What can go wrong in the store.
-    type Error: core::error::Error + Send + 'static;
+    type Error: StoreError + Send;
 
     /// As [`Load::load`](super::Load::load).
     fn load(&mut self, query: &Query) -> impl Future<Output = Result<Rows, Self::Error>> + Send;
+
+    readings!(async_readings);
 }
 
 /// As [`Tables`](super::Tables).
@@ -25,6 +58,20 @@ pub trait AsyncTables: AsyncLoad {
     /// As [`Tables::apply`](super::Tables::apply).
     fn apply(&mut self, batch: &Batch)
     -> impl Future<Output = Result<Applied, Self::Error>> + Send;
+
+    /// Writes a batch, and then answers a query, if the guards hold.
+    fn apply_then_load(
+        &mut self,
+        batch: &Batch,
+        query: &Query,
+    ) -> impl Future<Output = Result<Result<Rows, Option<Key>>, Self::Error>> + Send {
+        async move {
+            match self.apply(batch).await? {
+                Applied::Written => self.load(query).await.map(Ok),
+                Applied::Conflict(key) => Ok(Err(key)),
+            }
+        }
+    }
 
     /// As [`Tables::run`](super::Tables::run).
     fn run<T>(
@@ -35,21 +82,46 @@ pub trait AsyncTables: AsyncLoad {
     where
         T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
     {
-        async move { step(self, &transition, now).await.map(|(outcome, _)| outcome) }
+        async move {
+            let rows = self.load(&transition.query(now)).await.map_err(RunError::of)?;
+            let Decision { batch, outcome } =
+                transition.decide(now, &rows).map_err(RunError::Refused)?;
+            if batch.is_empty() {
+                return Ok(outcome);
+            }
+            match self.apply(&batch).await.map_err(RunError::of)? {
+                Applied::Written => Ok(outcome),
+                Applied::Conflict(key) => Err(RunError::Conflict(key)),
+            }
+        }
     }
 }
 
 /// As [`Transaction`](super::Transaction): to drop it is to roll it back.
-pub trait AsyncTransaction: AsyncTables {
+pub trait AsyncTransaction: AsyncTables + Sized {
     /// As [`Transaction::commit`](super::Transaction::commit). If the future is dropped, the commit
     /// has taken or it has not.
     fn commit(self) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Writes a batch and commits, if the guards hold; otherwise nothing is written.
+    fn apply_and_commit(self, batch: &Batch) -> impl Future<Output = Ended<Self::Error>> + Send {
+        async move {
+            let mut tx = self;
+            match tx.apply(batch).await.map_err(RunError::of)? {
+                Applied::Written => tx.commit().await.map_err(RunError::of_commit),
+                Applied::Conflict(key) => Err(RunError::Conflict(key)),
+            }
+        }
+    }
 }
+
+/// How a transaction ended, as a store says it.
+pub type Ended<E> = Result<(), RunError<E, core::convert::Infallible>>;
 
 /// As [`Reader`](super::Reader).
 pub trait AsyncReader: Sync {
     /// What can go wrong in the store.
-    type Error: core::error::Error + Send + 'static;
+    type Error: StoreError + Send;
     /// A consistent state of the tables.
     type View<'a>: AsyncLoad<Error = Self::Error>
     where
@@ -57,6 +129,11 @@ pub trait AsyncReader: Sync {
 
     /// As [`Reader::view`](super::Reader::view).
     fn view(&self) -> impl Future<Output = Result<Self::View<'_>, Self::Error>> + Send;
+
+    /// Answers one query from what is committed.
+    fn load_once(&self, query: &Query) -> impl Future<Output = Result<Rows, Self::Error>> + Send {
+        async move { self.view().await?.load(query).await }
+    }
 }
 
 /// As [`Store`](super::Store).
@@ -66,8 +143,18 @@ pub trait AsyncStore: AsyncReader {
     where
         Self: 'a;
 
-    /// As [`Store::begin`](super::Store::begin).
+    /// Whether to write first what a transition assumes, and look only if a guard does not hold:
+    /// right for a store over a network, where each look costs a round trip.
+    const WRITES_FIRST: bool = false;
+
+    /// As [`Store::begin`](super::Store::begin). A store may wait with it until something is asked
+    /// in the transaction, to send both at once.
     fn begin(&self) -> impl Future<Output = Result<Self::Tx<'_>, Self::Error>> + Send;
+
+    /// A whole transaction: writes a batch and commits, if the guards hold.
+    fn autocommit(&self, batch: &Batch) -> impl Future<Output = Ended<Self::Error>> + Send {
+        async move { self.begin().await.map_err(RunError::of)?.apply_and_commit(batch).await }
+    }
 
     /// As [`Store::run`](super::Store::run).
     fn run<T>(
@@ -78,20 +165,7 @@ pub trait AsyncStore: AsyncReader {
     where
         T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
     {
-        async move {
-            let mut conflicts = 0;
-            loop {
-                let mut tx = self.begin().await.map_err(RunError::Store)?;
-                match step(&mut tx, &transition, now).await {
-                    Ok((outcome, false)) => return Ok(outcome),
-                    Ok((outcome, true)) => {
-                        return tx.commit().await.map(|()| outcome).map_err(RunError::Unknown);
-                    }
-                    Err(RunError::Conflict(_)) if conflicts < CONFLICT_TRIES => conflicts += 1,
-                    Err(error) => return Err(error),
-                }
-            }
-        }
+        drive(self, RunFlow::new(transition, now, Self::WRITES_FIRST), NoCall)
     }
 
     /// As [`Store::write`](super::Store::write).
@@ -104,37 +178,79 @@ pub trait AsyncStore: AsyncReader {
     async fn write<R, E>(
         &self,
         now: Millis,
-        mut work: impl AsyncFnMut(&mut AsyncWriting<Self::Tx<'_>>) -> Result<R, E>,
+        work: impl AsyncFnMut(&mut AsyncWriting<'_, Self::Tx<'_>>) -> Result<R, E>,
     ) -> Result<R, RunError<Self::Error, E>> {
-        let mut conflicts = 0;
-        loop {
-            let mut writing = AsyncWriting {
-                tx: self.begin().await.map_err(RunError::Store)?,
-                now,
-                conflict: None,
-            };
-            let result = work(&mut writing).await;
-            match (writing.conflict, result) {
-                (None, Ok(value)) => {
-                    return writing.tx.commit().await.map(|()| value).map_err(RunError::Unknown);
-                }
-                (None, Err(error)) => return Err(RunError::Refused(error)),
-                (Some(_), _) if conflicts < CONFLICT_TRIES => conflicts += 1,
-                (Some(key), _) => return Err(RunError::Conflict(key)),
-            }
+        let mut result = None;
+        let call = Work { work, now, result: &mut result };
+        drive(self, WriteFlow::default(), call).await.map_err(RunError::widened)?;
+        match result {
+            Some(result) => result.map_err(RunError::Refused),
+            // It was called before the flow came to its end; what else it met, it has said.
+            None => Err(RunError::Conflict(None)),
         }
+    }
+}
+
+/// The user's handlers, as a flow calls them.
+pub trait AsyncCall<X> {
+    /// Does work number `n` in the transaction.
+    #[allow(async_fn_in_trait, reason = "whether the future is Send follows from the handler's")]
+    async fn call(&mut self, tx: &mut X, n: usize) -> Called;
+}
+
+/// For flows that call nobody.
+pub use super::NoCall;
+
+impl<X> AsyncCall<X> for NoCall {
+    async fn call(&mut self, _tx: &mut X, _n: usize) -> Called {
+        Called::Done
+    }
+}
+
+/// The user's work in [`AsyncStore::write`], with what it returned last.
+struct Work<'r, F, R, E> {
+    work: F,
+    now: Millis,
+    result: &'r mut Option<Result<R, E>>,
+}
+
+impl<X, F, R, E> AsyncCall<X> for Work<'_, F, R, E>
+where
+    F: AsyncFnMut(&mut AsyncWriting<'_, X>) -> Result<R, E>,
+{
+    async fn call(&mut self, tx: &mut X, _n: usize) -> Called {
+        let mut writing = AsyncWriting { tx, now: self.now, conflict: None };
+        let result = (self.work)(&mut writing).await;
+        let called = match (writing.conflict, &result) {
+            (Some(key), _) => Called::Conflict(key),
+            (None, Ok(_)) => Called::Done,
+            (None, Err(_)) => Called::Failed(Reason::new("")),
+        };
+        *self.result = Some(result);
+        called
     }
 }
 
 /// As [`Writing`](super::Writing).
 #[derive(Debug)]
-pub struct AsyncWriting<X> {
-    tx: X,
+pub struct AsyncWriting<'t, X> {
+    tx: &'t mut X,
     now: Millis,
-    conflict: Option<Key>,
+    conflict: Option<Option<Key>>,
 }
 
-impl<X: AsyncTables> AsyncWriting<X> {
+impl<'t, X> AsyncWriting<'t, X> {
+    pub(crate) fn new(tx: &'t mut X, now: Millis) -> Self {
+        Self { tx, now, conflict: None }
+    }
+
+    /// The conflict that it has met, with the row if it is known.
+    pub(crate) fn conflict(self) -> Option<Option<Key>> {
+        self.conflict
+    }
+}
+
+impl<X: AsyncTables> AsyncWriting<'_, X> {
     /// The time that was given to [`AsyncStore::write`].
     pub fn now(&self) -> Millis {
         self.now
@@ -163,35 +279,133 @@ impl<X: AsyncTables> AsyncWriting<X> {
     }
 }
 
-impl<X> Deref for AsyncWriting<X> {
+impl<X> Deref for AsyncWriting<'_, X> {
     type Target = X;
     fn deref(&self) -> &X {
-        &self.tx
+        self.tx
     }
 }
 
-impl<X> DerefMut for AsyncWriting<X> {
+impl<X> DerefMut for AsyncWriting<'_, X> {
     fn deref_mut(&mut self) -> &mut X {
-        &mut self.tx
+        self.tx
     }
 }
 
-type Stepped<T, E> =
-    Result<(<T as Transition>::Outcome, bool), RunError<E, <T as Transition>::Refusal>>;
+type Driven<F, E> = Result<<F as Flow>::Output, RunError<E, <F as Flow>::Refusal>>;
+type Asked<F> = Ask<Result<<F as Flow>::Output, Stop<<F as Flow>::Refusal>>>;
 
-/// Runs a transition, and says whether a batch was written.
-async fn step<X, T>(tables: &mut X, transition: &T, now: Millis) -> Stepped<T, X::Error>
+/// Runs a flow to its end, as [`drive`](super::drive) does.
+///
+/// # Errors
+///
+/// As there.
+pub async fn drive<S, F, C>(store: &S, mut flow: F, mut call: C) -> Driven<F, S::Error>
 where
-    X: AsyncTables + ?Sized,
-    T: Transition<Outcome: Send, Refusal: Send> + Sync,
+    S: AsyncStore + ?Sized,
+    F: Flow,
+    C: for<'a> AsyncCall<S::Tx<'a>>,
 {
-    let rows = tables.load(&transition.query(now)).await.map_err(RunError::Store)?;
-    let decision = transition.decide(now, &rows).map_err(RunError::Refused)?;
-    if decision.batch.is_empty() {
-        return Ok((decision.outcome, false));
-    }
-    match tables.apply(&decision.batch).await.map_err(RunError::Store)? {
-        Applied::Written => Ok((decision.outcome, true)),
-        Applied::Conflict(key) => Err(RunError::Conflict(key)),
+    let mut ask = flow.next(Told::Start);
+    loop {
+        ask = match ask {
+            Ask::Done(done) => return done.map_err(RunError::stopped),
+            Ask::View(query) => {
+                let rows = store.load_once(&query).await.map_err(RunError::of)?;
+                flow.next(Told::Rows(&rows))
+            }
+            // Out of a transaction there is nothing else to do but to begin one.
+            Ask::Begin
+            | Ask::Load(_)
+            | Ask::Write(..)
+            | Ask::Call(_)
+            | Ask::Commit
+            | Ask::RollBack => match transaction(store, &mut flow, &mut call).await {
+                Ok(()) => flow.next(Told::Ended),
+                Err(RunError::Conflict(key)) => {
+                    let _rolled_back = flow.next(Told::Conflict(key));
+                    flow.next(Told::Ended)
+                }
+                Err(error) => return Err(error.widened()),
+            },
+        };
     }
 }
+
+/// Runs the part of a flow that is in one transaction. Whatever it returns, the transaction is over.
+async fn transaction<S, F, C>(store: &S, flow: &mut F, call: &mut C) -> Ended<S::Error>
+where
+    S: AsyncStore + ?Sized,
+    F: Flow,
+    C: for<'a> AsyncCall<S::Tx<'a>>,
+{
+    let mut ask: Asked<F> = flow.next(Told::Begun);
+    if let Ask::Write(batch, Then::Commit) = &ask {
+        return store.autocommit(batch).await;
+    }
+    let mut tx = store.begin().await.map_err(RunError::of)?;
+    loop {
+        ask = match ask {
+            Ask::Load(query) | Ask::View(query) => {
+                let rows = tx.load(&query).await.map_err(RunError::of)?;
+                flow.next(Told::Rows(&rows))
+            }
+            Ask::Write(batch, Then::Commit) => return tx.apply_and_commit(&batch).await,
+            Ask::Write(batch, Then::Load(query)) => {
+                match tx.apply_then_load(&batch, &query).await.map_err(RunError::of)? {
+                    Ok(rows) => flow.next(Told::Rows(&rows)),
+                    Err(key) => return Err(RunError::Conflict(key)),
+                }
+            }
+            Ask::Call(n) => {
+                let called = call.call(&mut tx, n).await;
+                flow.next(Told::Called(called))
+            }
+            Ask::Commit => return tx.commit().await.map_err(RunError::of_commit),
+            Ask::RollBack | Ask::Begin | Ask::Done(_) => return Ok(()),
+        };
+    }
+}
+
+/// A store behind a reference or an `Arc` is a store.
+macro_rules! stores_behind {
+    ($($pointer:ty: $($bound:path)|*),+) => {$(
+        impl<S: AsyncReader $(+ $bound)*> AsyncReader for $pointer {
+            type Error = S::Error;
+            type View<'a>
+                = S::View<'a>
+            where
+                Self: 'a;
+
+            fn view(&self) -> impl Future<Output = Result<S::View<'_>, S::Error>> + Send {
+                (**self).view()
+            }
+
+            fn load_once(
+                &self,
+                query: &Query,
+            ) -> impl Future<Output = Result<Rows, S::Error>> + Send {
+                (**self).load_once(query)
+            }
+        }
+
+        impl<S: AsyncStore $(+ $bound)*> AsyncStore for $pointer {
+            type Tx<'a>
+                = S::Tx<'a>
+            where
+                Self: 'a;
+
+            const WRITES_FIRST: bool = S::WRITES_FIRST;
+
+            fn begin(&self) -> impl Future<Output = Result<S::Tx<'_>, S::Error>> + Send {
+                (**self).begin()
+            }
+
+            fn autocommit(&self, batch: &Batch) -> impl Future<Output = Ended<S::Error>> + Send {
+                (**self).autocommit(batch)
+            }
+        }
+    )+};
+}
+
+stores_behind!(&S:, Arc<S>: Send);

@@ -6,23 +6,75 @@
 
 pub mod asynchronous;
 
+mod driver;
+mod reading;
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::ops::{Deref, DerefMut};
 
 use thiserror::Error;
 
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
-use crate::table::Key;
+use crate::event::Body;
+use crate::flow::{Called, RunFlow, Stop, WriteFlow};
+use crate::ids::{Consumer, EventId, OrderId, OrderingKey, Reason, RequestKey};
+use crate::stats::Stats;
+use crate::table::{
+    EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, RequestRow, Stored, Table,
+};
 use crate::time::Millis;
+use crate::upkeep::DeadLetter;
+use reading::readings;
 
-/// How often a driver runs a transition again, in a transaction of its own, after another one
-/// changed what it had read.
-pub const CONFLICT_TRIES: u32 = 32;
+pub use crate::flow::CONFLICT_TRIES;
+pub use driver::{Call, NoCall, drive};
+
+/// What can go wrong in a store.
+///
+/// A store with many writers says which of its errors mean that another transaction was in the way:
+/// the transaction is then over, and what was to be done is done again.
+pub trait StoreError: core::error::Error + 'static {
+    /// Whether another transaction was in the way, such as a serialization failure or a deadlock,
+    /// so that nothing was changed and doing the same again helps.
+    fn is_conflict(&self) -> bool {
+        false
+    }
+}
+
+impl StoreError for Infallible {}
+
+macro_rules! sync_readings {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),+) -> $answer:ty:
+        $query:expr, $read:expr;)+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        ///
+        /// The store's own.
+        fn $name(&mut self, $($arg: $type),+) -> Result<$answer, Self::Error> {
+            let rows = self.load(&$query)?;
+            Ok(($read)(rows))
+        }
+    )+};
+}
 
 /// Answers questions about one consistent state of the tables.
+///
+/// ```
+/// use twobox::{Load, Millis, OrderId, Reader};
+/// use twobox_memory::MemoryStore;
+///
+/// let store = MemoryStore::new();
+/// let mut view = store.view()?;
+/// assert_eq!(view.order(&OrderId::new("order-1")?)?, None);
+/// assert_eq!(view.stats(Millis::new(1_000))?.all.pending, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Load {
     /// What can go wrong in the store.
-    type Error: core::error::Error + 'static;
+    type Error: StoreError;
 
     /// Answers a query.
     ///
@@ -35,7 +87,10 @@ pub trait Load {
     /// - The answer is complete, and in the order that the query defines.
     /// - Within one transaction, it shows what was applied before, and nothing that others have not
     ///   committed.
+    /// - A lane and what is pending in it come from one snapshot.
     fn load(&mut self, query: &Query) -> Result<Rows, Self::Error>;
+
+    readings!(sync_readings);
 }
 
 /// Tables within an open transaction, whoever will commit it.
@@ -56,53 +111,51 @@ pub trait Tables: Load {
     /// - A row is written with the revision of [`Expect::written`](crate::Expect::written).
     fn apply(&mut self, batch: &Batch) -> Result<Applied, Self::Error>;
 
+    /// Writes a batch, given what was loaded last in this transaction: since then nothing was
+    /// written in it. A store that would read the rows again to check their guards may save that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tables::apply`].
+    fn apply_seen(&mut self, batch: &Batch, seen: &Seen<'_>) -> Result<Applied, Self::Error> {
+        let _ = seen;
+        self.apply(batch)
+    }
+
     /// Runs a transition in this transaction. Nothing counts before its owner has committed it.
     ///
     /// # Errors
     ///
     /// [`RunError::Refused`] by the rules, which leaves the transaction as it was;
     /// [`RunError::Conflict`] if another transaction changed what was read, and
-    /// [`RunError::Store`]: roll back, and start again.
+    /// [`RunError::Store`]: the transaction is over, roll it back and start again.
     fn run<T: Transition>(
         &mut self,
         transition: T,
         now: Millis,
     ) -> Result<T::Outcome, RunError<Self::Error, T::Refusal>> {
-        self.step(&transition, now).map(|step| step.outcome)
-    }
-
-    /// Loads what a transition asks for, lets it decide, and applies its batch: [`Tables::run`],
-    /// which also says whether there was one. An adapter may do it in a way of its own, if it has
-    /// to read again nothing that it has just loaded.
-    ///
-    /// # Errors
-    ///
-    /// As [`Tables::run`].
-    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, Self::Error> {
-        let rows = self.load(&transition.query(now)).map_err(RunError::Store)?;
+        let query = transition.query(now);
+        let rows = self.load(&query).map_err(RunError::of)?;
         let Decision { batch, outcome } =
             transition.decide(now, &rows).map_err(RunError::Refused)?;
         if batch.is_empty() {
-            return Ok(Step { outcome, wrote: false });
+            return Ok(outcome);
         }
-        match self.apply(&batch).map_err(RunError::Store)? {
-            Applied::Written => Ok(Step { outcome, wrote: true }),
+        let seen = Seen { query: &query, rows: &rows };
+        match self.apply_seen(&batch, &seen).map_err(RunError::of)? {
+            Applied::Written => Ok(outcome),
             Applied::Conflict(key) => Err(RunError::Conflict(key)),
         }
     }
 }
 
-/// What [`Tables::step`] returns.
-pub type Stepped<T, E> =
-    Result<Step<<T as Transition>::Outcome>, RunError<E, <T as Transition>::Refusal>>;
-
-/// A transition that came to its end in a transaction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step<O> {
-    /// Its outcome.
-    pub outcome: O,
-    /// Whether a batch was written. If not, there is nothing to commit.
-    pub wrote: bool,
+/// What was loaded last in a transaction.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen<'a> {
+    /// The question.
+    pub query: &'a Query,
+    /// The answer.
+    pub rows: &'a Rows,
 }
 
 /// A transaction that can be committed. To drop it is to roll it back.
@@ -125,7 +178,7 @@ pub trait Transaction: Tables {
 /// A store that can be read.
 pub trait Reader {
     /// What can go wrong in the store.
-    type Error: core::error::Error + 'static;
+    type Error: StoreError;
     /// A consistent state of the tables.
     type View<'a>: Load<Error = Self::Error>
     where
@@ -173,9 +226,9 @@ pub trait Store: Reader {
         &self,
         mut work: impl FnMut(&mut Self::Tx<'_>) -> End<R>,
     ) -> Result<R, RunError<Self::Error, Infallible>> {
-        let mut tx = self.begin().map_err(RunError::Store)?;
+        let mut tx = self.begin().map_err(RunError::of)?;
         match work(&mut tx) {
-            End::Commit(answer) => tx.commit().map(|()| answer).map_err(RunError::Unknown),
+            End::Commit(answer) => tx.commit().map(|()| answer).map_err(RunError::of_commit),
             End::RollBack(answer) => Ok(answer),
         }
     }
@@ -185,18 +238,14 @@ pub trait Store: Reader {
     ///
     /// # Errors
     ///
-    /// [`RunError`]; only after [`RunError::Unknown`] may anything have changed. To do the same
+    /// [`RunError`]; only after [`RunError::Unknown`] may anything have changed. Doing the same
     /// again is always safe.
     fn run<T: Transition>(
         &self,
         transition: T,
         now: Millis,
     ) -> Result<T::Outcome, RunError<Self::Error, T::Refusal>> {
-        without_conflict(self, |tx| match tx.step(&transition, now) {
-            Ok(Step { outcome, wrote: true }) => End::Commit(Ok(outcome)),
-            Ok(Step { outcome, wrote: false }) => End::RollBack(Ok(outcome)),
-            Err(error) => End::RollBack(Err(error)),
-        })
+        drive(self, RunFlow::new(transition, now, false), &mut NoCall)
     }
 
     /// Runs `work` in a transaction of its own and commits it, if it returns `Ok`: transitions and
@@ -210,17 +259,46 @@ pub trait Store: Reader {
     fn write<R, E>(
         &self,
         now: Millis,
-        mut work: impl FnMut(&mut Writing<'_, Self::Tx<'_>>) -> Result<R, E>,
+        work: impl FnMut(&mut Writing<'_, Self::Tx<'_>>) -> Result<R, E>,
     ) -> Result<R, RunError<Self::Error, E>> {
-        without_conflict(self, |tx| {
-            let mut writing = Writing { tx, now, conflict: None };
-            let result = work(&mut writing);
-            match (writing.conflict, result) {
-                (None, Ok(value)) => End::Commit(Ok(value)),
-                (None, Err(error)) => End::RollBack(Err(RunError::Refused(error))),
-                (Some(key), _) => End::RollBack(Err(RunError::Conflict(key))),
-            }
-        })
+        let mut work = Work { work, now, result: None, touched: false };
+        drive(self, WriteFlow::default(), &mut work).map_err(RunError::widened)?;
+        match work.result {
+            Some(result) => result.map_err(RunError::Refused),
+            // It was called before the flow came to its end; what else it met, it has said.
+            None => Err(RunError::Conflict(None)),
+        }
+    }
+}
+
+/// The user's work in [`Store::write`], with what it returned last.
+struct Work<F, R, E> {
+    work: F,
+    now: Millis,
+    result: Option<Result<R, E>>,
+    touched: bool,
+}
+
+impl<X: Tables, F, R, E> Call<X> for Work<F, R, E>
+where
+    F: FnMut(&mut Writing<'_, X>) -> Result<R, E>,
+{
+    fn call(&mut self, tx: &mut X, _n: usize) -> Called {
+        let mut writing = Writing::new(tx, self.now);
+        let result = (self.work)(&mut writing);
+        let conflict = writing.conflict();
+        let called = match (conflict, &result) {
+            (Some(key), _) => Called::Conflict(key),
+            (None, Ok(_)) => Called::Done,
+            (None, Err(_)) => Called::Failed(Reason::new("")),
+        };
+        self.touched = writing.touched();
+        self.result = Some(result);
+        called
+    }
+
+    fn touched(&self) -> bool {
+        self.touched
     }
 }
 
@@ -234,31 +312,31 @@ pub enum End<R> {
     RollBack(R),
 }
 
-/// Runs `work` again, as often as it makes sense, after a conflict.
-fn without_conflict<S: Store + ?Sized, R, E>(
-    store: &S,
-    mut work: impl FnMut(&mut S::Tx<'_>) -> End<Result<R, RunError<S::Error, E>>>,
-) -> Result<R, RunError<S::Error, E>> {
-    let mut conflicts = 0;
-    loop {
-        match store.transact(&mut work) {
-            Ok(Err(RunError::Conflict(_))) if conflicts < CONFLICT_TRIES => conflicts += 1,
-            Ok(answer) => return answer,
-            Err(error) => return Err(error.widened()),
-        }
-    }
-}
-
 /// A transaction of [`Store::write`]. It derefs to the adapter's transaction, which gives access to
 /// the user's own tables.
 #[derive(Debug)]
 pub struct Writing<'t, X> {
     tx: &'t mut X,
     now: Millis,
-    conflict: Option<Key>,
+    conflict: Option<Option<Key>>,
+    touched: bool,
 }
 
-impl<X: Tables> Writing<'_, X> {
+impl<'t, X: Tables> Writing<'t, X> {
+    pub(crate) fn new(tx: &'t mut X, now: Millis) -> Self {
+        Self { tx, now, conflict: None, touched: false }
+    }
+
+    /// The conflict that it has met, with the row if it is known.
+    pub(crate) fn conflict(&self) -> Option<Option<Key>> {
+        self.conflict.clone()
+    }
+
+    /// Whether rows of twobox may have been read or written.
+    pub(crate) const fn touched(&self) -> bool {
+        self.touched
+    }
+
     /// The time that was given to [`Store::write`].
     pub fn now(&self) -> Millis {
         self.now
@@ -274,6 +352,7 @@ impl<X: Tables> Writing<'_, X> {
         &mut self,
         transition: T,
     ) -> Result<T::Outcome, RunError<X::Error, T::Refusal>> {
+        self.touched = true;
         let result = self.tx.run(transition, self.now);
         if let Err(RunError::Conflict(key)) = &result {
             self.conflict = Some(key.clone());
@@ -291,6 +370,7 @@ impl<X> Deref for Writing<'_, X> {
 
 impl<X> DerefMut for Writing<'_, X> {
     fn deref_mut(&mut self) -> &mut X {
+        self.touched = true;
         self.tx
     }
 }
@@ -301,8 +381,9 @@ impl<X> DerefMut for Writing<'_, X> {
 pub enum Applied {
     /// All of it.
     Written,
-    /// Nothing, since the row with this key is not what the batch expects.
-    Conflict(Key),
+    /// Nothing, since a row is not what the batch expects.
+    /// If it is known which row it is, this is its key.
+    Conflict(Option<Key>),
 }
 
 /// Why a transition did not come to its end. `E` is the store's error, `R` the refusal.
@@ -311,10 +392,10 @@ pub enum RunError<E, R> {
     /// The rules do not allow it. Nothing was changed.
     #[error("{0}")]
     Refused(R),
-    /// Another transaction has changed this row since it was read. Nothing was changed: roll back
-    /// and run it again.
-    #[error("another transaction has changed {0} in the meantime; roll back and run it again")]
-    Conflict(Key),
+    /// Another transaction was in the way: it has changed this row since it was read, if it is
+    /// known which one. Nothing was changed: roll back and run it again.
+    #[error("another transaction was in the way{}; roll back and run it again", of_row(.0))]
+    Conflict(Option<Key>),
     /// The store failed before the commit. Nothing was changed: run it again when the store is
     /// well.
     #[error("the store failed before the commit, nothing was changed: {0}")]
@@ -322,6 +403,23 @@ pub enum RunError<E, R> {
     /// The commit failed, and nobody knows whether it took: run the same again, it will find out.
     #[error("the commit failed and may have taken or not; run the same again to find out: {0}")]
     Unknown(#[source] E),
+}
+
+/// The row of a conflict, as it stands in an error.
+fn of_row(key: &Option<Key>) -> alloc::string::String {
+    key.as_ref().map_or_else(Default::default, |key| alloc::format!(" at {key}"))
+}
+
+impl<E: StoreError, R> RunError<E, R> {
+    /// What went wrong in a store before the commit.
+    pub fn of(error: E) -> Self {
+        if error.is_conflict() { Self::Conflict(None) } else { Self::Store(error) }
+    }
+
+    /// What went wrong in a store at the commit.
+    pub fn of_commit(error: E) -> Self {
+        if error.is_conflict() { Self::Conflict(None) } else { Self::Unknown(error) }
+    }
 }
 
 impl<E, R> RunError<E, R> {
@@ -349,6 +447,16 @@ impl<E, R> RunError<E, RunError<E, R>> {
     }
 }
 
+impl<E, R> RunError<E, R> {
+    /// What a flow stopped for.
+    pub(crate) fn stopped(stop: Stop<R>) -> Self {
+        match stop {
+            Stop::Refused(refusal) => Self::Refused(refusal),
+            Stop::Conflict(key) => Self::Conflict(key),
+        }
+    }
+}
+
 impl<E> RunError<E, Infallible> {
     /// As the error of something that could also have been refused.
     pub(crate) fn widened<R>(self) -> RunError<E, R> {
@@ -360,3 +468,40 @@ impl<E> RunError<E, Infallible> {
         }
     }
 }
+
+/// A store behind a reference or an `Arc` is a store.
+macro_rules! stores_behind {
+    ($($pointer:ty),+) => {$(
+        impl<S: Reader> Reader for $pointer {
+            type Error = S::Error;
+            type View<'a>
+                = S::View<'a>
+            where
+                Self: 'a;
+
+            fn view(&self) -> Result<S::View<'_>, S::Error> {
+                (**self).view()
+            }
+        }
+
+        impl<S: Store> Store for $pointer {
+            type Tx<'a>
+                = S::Tx<'a>
+            where
+                Self: 'a;
+
+            fn begin(&self) -> Result<S::Tx<'_>, S::Error> {
+                (**self).begin()
+            }
+
+            fn transact<R>(
+                &self,
+                work: impl FnMut(&mut S::Tx<'_>) -> End<R>,
+            ) -> Result<R, RunError<S::Error, Infallible>> {
+                (**self).transact(work)
+            }
+        }
+    )+};
+}
+
+stores_behind!(&S, Arc<S>);

@@ -43,11 +43,7 @@ impl CallKey {
     }
 
     fn write(&self, batch: &mut Batch, there: Option<Revision>, row: CallRow) {
-        let record = Record::Call(self.consumer.clone(), self.event.clone(), row);
-        match there {
-            None => batch.insert(record),
-            Some(revision) => batch.update(revision, record),
-        }
+        batch.put(there, Record::Call(self.consumer.clone(), self.event.clone(), row));
     }
 }
 
@@ -115,8 +111,8 @@ impl Transition for Intend {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
-        let mut batch = Batch::new();
-        let new = rows.call().is_none();
+        let mut batch = Batch::with_capacity(1);
+        let new = rows.call(&self.0.consumer, &self.0.event).is_none();
         if new {
             self.0.write(
                 &mut batch,
@@ -192,7 +188,7 @@ impl Transition for Start {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Started>, CallRefused> {
-        let Some((row, revision)) = rows.call() else {
+        let Some((row, revision)) = rows.call(&self.call.consumer, &self.call.event) else {
             return Err(CallRefused::NotIntended { key: self.call.clone() });
         };
         let start = row.starts.saturating_add(1);
@@ -212,7 +208,7 @@ impl Transition for Start {
                 (CallState::Unknown, Started::Wait)
             }
         };
-        let mut batch = Batch::new();
+        let mut batch = Batch::with_capacity(1);
         if state == CallState::Started {
             let row = CallRow { state, at: now, starts: start, note: row.note.clone() };
             self.call.write(&mut batch, Some(revision), row);
@@ -286,7 +282,7 @@ impl Transition for Resolve {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<()>, CallRefused> {
         let key = || self.call.clone();
-        let Some((row, revision)) = rows.call() else {
+        let Some((row, revision)) = rows.call(&self.call.consumer, &self.call.event) else {
             return Err(CallRefused::NotIntended { key: key() });
         };
         match (row.state, &self.end) {
@@ -315,7 +311,7 @@ impl Transition for Resolve {
             CallEnd::NotDone(reason) => (CallState::Intended, Some(reason.clone())),
             CallEnd::Unknown(reason) => (CallState::Unknown, Some(reason.clone())),
         };
-        let mut batch = Batch::new();
+        let mut batch = Batch::with_capacity(1);
         self.call.write(
             &mut batch,
             Some(revision),

@@ -1,23 +1,26 @@
 //! Claim the next deliveries: lease the first pending events of lanes that are due (P3, P4, P6).
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::lane::{LeaseRef, Place};
-use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition};
+use super::lane::LeaseRef;
+use super::settle::{Ending, Settlement};
+use crate::boundary::{Batch, Decision, Delivery, Due, Lane, Query, Rows, Transition};
 use crate::checked::Checked;
-use crate::ids::{EventId, Invalid, Owner, Reason};
+use crate::ids::{EventId, Invalid, OrderingKey, Owner, Reason};
+use crate::message::{LanePlace, Message};
 use crate::policy::{DeliveryPolicy, WhenDead};
-use crate::table::{DeliveryState, Lease, OutboxRow, Record, Revision};
+use crate::table::{DeliveryState, LaneRow, Lease, OutboxRow, Record, Revision};
 use crate::time::Millis;
 
 /// Leases events that are due to an owner, lane by lane, those first that have been due longest.
 ///
 /// | the lane is                                          | what is written                            | outcome |
 /// |------------------------------------------------------|--------------------------------------------|---------|
-/// | due, its first event has starts left                 | the lane: lease, token and starts grow     | a [`Run`] of the events that are due, at most `run` |
-/// | the same, after a lease that nobody settled          | the same                                   | a run of its first event only, to find out which one it is |
-/// | the same, after two of them, or with one start left  | the same                                   | such a run, and no other in this claim: [`Run::alone`] |
+/// | due, its first event has starts left                 | the lane: lease, token and starts grow     | [`Leased`]: the events that are due, at most `run` |
+/// | the same, after a lease that nobody settled          | the same                                   | its first event only, to find out which one it is |
+/// | the same, after two of them, or with one start left  | the same                                   | the same, and no other in this claim: [`Leased::alone`] |
 /// | due, its first event has no start left (F4)          | the event is dead; the lane is blocked or goes on | the event is in [`Claimed::dead`] |
 /// | due, its first event is due later or there is none    | the lane, which is due when its first event is | not in the outcome |
 /// | not due, blocked, empty, or leased until later       | nothing                                    | not in the outcome |
@@ -31,6 +34,8 @@ pub struct Claim<'a> {
     lease: Duration,
     limit: usize,
     run: usize,
+    bytes: usize,
+    floor: Millis,
 }
 
 impl<'a> Claim<'a> {
@@ -63,7 +68,8 @@ impl<'a> Claim<'a> {
             return Err(Invalid::Unsafe { field: "lease", reason });
         }
         policy.check_lease(lease)?;
-        Ok(Self { policy, owner, lease, limit, run: limit.min(16) })
+        let (run, bytes) = (limit.min(16), usize::MAX);
+        Ok(Self { policy, owner, lease, limit, run, bytes, floor: Millis::new(0) })
     }
 
     /// With at most `run` events of one lane, 1 or more: they are published one after the other,
@@ -73,25 +79,56 @@ impl<'a> Claim<'a> {
         self.run = run.clamp(1, self.limit);
         self
     }
+
+    /// Takes no more events once their bodies have come to so many bytes; one event is claimed in
+    /// any case.
+    #[must_use]
+    pub const fn bytes(mut self, bytes: usize) -> Self {
+        // A store answers nothing to a question that has enough at once.
+        self.bytes = if bytes == 0 { 1 } else { bytes };
+        self
+    }
+
+    /// Looks only at lanes that are due at or after this time. Claim without it from time to time:
+    /// what was committed late, or by another clock, lies before.
+    #[must_use]
+    pub const fn floor(mut self, floor: Millis) -> Self {
+        self.floor = floor;
+        self
+    }
 }
 
-/// One event to be published.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Delivery {
-    /// Which event. Its envelope and payload are a row of their own, to be read with
-    /// [`Query::rows`].
-    pub event: EventId,
-    /// Where it stands in its lane.
-    pub place: Place,
-    /// Which start of a publish this is, from 1.
-    pub attempt: u32,
+/// An event to be published, and how it stood when it was claimed.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LeasedEvent {
+    /// What is to be published.
+    pub message: Message,
+    pub(super) due: Millis,
+    /// Its row in the outbox, which few events have.
+    pub(super) outbox: Option<Box<(OutboxRow, Revision)>>,
 }
 
-/// Events of one lane, to be published one after the other; if one fails, those behind it are not
-/// published.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Run {
-    /// What to settle them with.
+impl LeasedEvent {
+    /// Its row in the outbox, or what it would be.
+    pub(super) fn row(&self) -> OutboxRow {
+        let untouched = || OutboxRow::new(&self.message.event, self.sequence(), self.due);
+        self.outbox.as_ref().map_or_else(untouched, |stored| stored.0.clone())
+    }
+
+    pub(super) fn revision(&self) -> Option<Revision> {
+        self.outbox.as_ref().map(|stored| stored.1)
+    }
+
+    pub(super) const fn sequence(&self) -> u64 {
+        self.message.place.sequence
+    }
+}
+
+/// Events of one lane under a lease, to be published one after the other; if one fails, those
+/// behind it are not published.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Leased {
+    /// What proves that they are ours.
     pub lease: LeaseRef,
     /// When another may take the lane.
     pub until: Millis,
@@ -100,17 +137,36 @@ pub struct Run {
     /// take others along to their last start (F4).
     pub alone: bool,
     /// The events, one at least.
-    pub deliveries: Vec<Delivery>,
+    pub events: Vec<LeasedEvent>,
+    /// How often the first one was started without having been settled, with this start.
+    pub(super) starts: u32,
+    /// The event of the lane that was confirmed last.
+    pub(super) confirmed: u64,
+}
+
+impl Leased {
+    /// What became of them: the first `confirmed` ones are confirmed, and `ending` befell the one
+    /// behind these. What comes after it was not published, and is released.
+    #[must_use]
+    pub fn settle(&self, confirmed: usize, ending: Option<Ending>) -> Settlement {
+        Settlement::of(self, confirmed, ending)
+    }
+
+    /// None of them was published: the lease is given back, as a relay does when it stops (F12).
+    #[must_use]
+    pub fn release(&self) -> Settlement {
+        self.settle(0, None)
+    }
 }
 
 /// What a claim got.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[must_use]
 pub struct Claimed {
     /// What is to be published, by lane.
-    pub runs: Vec<Run>,
-    /// Events that were given up, since they had no start left.
-    pub dead: Vec<EventId>,
+    pub leased: Vec<Leased>,
+    /// Events that were given up, since they had no start left, each with its lane.
+    pub dead: Vec<(EventId, OrderingKey)>,
     /// When there will be more to claim, as far as it is known now: at once if the limit was
     /// reached, or a lane gave nothing.
     pub next_due: Option<Millis>,
@@ -120,65 +176,67 @@ impl Transition for Claim<'_> {
     type Outcome = Claimed;
     type Refusal = core::convert::Infallible;
 
-    fn may_be_lost(&self) -> bool {
-        true
-    }
-
     fn query(&self, now: Millis) -> Query {
-        Query::Due { now, lanes: self.limit, run: self.seen(), events: self.limit.max(self.seen()) }
+        let Self { limit, run, bytes, floor, .. } = *self;
+        Query::Due(Due { now, floor, lanes: limit, run, events: limit, bytes })
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Claimed>, Self::Refusal> {
-        let lanes = rows.lanes().count();
-        let mut batch = Batch::with_capacity(lanes);
-        let mut claimed =
-            Claimed { runs: Vec::with_capacity(lanes), dead: Vec::new(), next_due: None };
+        let mut batch = Batch::with_capacity(rows.lanes.len());
+        let leased = Vec::with_capacity(rows.lanes.len());
+        let mut claimed = Claimed { leased, dead: Vec::new(), next_due: None };
         let mut left = self.limit;
         let mut later = None;
-        let (mut idle, mut alone) = (false, false);
-        for lane in rows.lanes() {
+        let mut more = self.is_cut(now, rows);
+        for lane in &rows.lanes {
             if left == 0 || lane.row.due.is_none_or(|due| due > now) {
                 later = lane.row.due;
                 break;
             }
             // What is to be tried alone has a claim of its own.
-            alone = self.is_alone(lane);
-            if alone && !claimed.runs.is_empty() {
+            let alone = self.is_alone(lane);
+            if alone && !claimed.leased.is_empty() {
+                more = true;
                 break;
             }
-            let events = self.claim_lane(now, left, lane, &mut batch, &mut claimed);
-            left -= events;
-            idle |= events == 0;
-            if alone && events > 0 {
+            let mut row = lane.row.clone();
+            let got = self.claim_lane(now, left, lane, &mut row, &mut batch, &mut claimed);
+            batch.update(lane.revision, Record::Lane(lane.key.clone(), row));
+            left -= got;
+            // A lane that gave nothing took the place of another one in the answer, and may be due
+            // again itself.
+            more |= got == 0 || alone;
+            if alone && got > 0 {
                 break;
             }
         }
-        // A lane that gave nothing took the place of another one in the answer, and may be due
-        // again itself.
-        let more = left == 0 || idle || alone || (later.is_none() && self.is_cut(rows));
-        claimed.next_due = if more { Some(now) } else { later };
-        Ok(Decision::new(batch, claimed))
+        claimed.next_due = if more || left == 0 { Some(now) } else { later };
+        Ok(Decision::new(batch, claimed).may_be_lost())
     }
 }
 
 impl Claim<'_> {
-    /// How many events of a lane are looked at: the second one too if only one is wanted, since it
-    /// comes next if the first is given up.
-    fn seen(&self) -> usize {
-        self.run.max(2)
-    }
-
-    /// Whether the answer may have left out lanes that are due, since it has enough events. That it
-    /// has enough lanes is no other case: one event of each comes to the limit.
-    fn is_cut(&self, rows: &Rows) -> bool {
-        rows.as_slice().len() - rows.lanes().count() >= self.limit.max(self.seen())
+    /// Whether the answer may have left out lanes that are due, since it has enough.
+    fn is_cut(&self, now: Millis, rows: &Rows) -> bool {
+        // A lane that is due later comes only behind all that are due.
+        if rows.lanes.last().is_some_and(|last| last.row.due.is_none_or(|due| due > now)) {
+            return false;
+        }
+        let mut events = rows.lanes.iter().flat_map(|lane| &lane.pending);
+        let bytes = |delivery: &Delivery| {
+            delivery.event.as_ref().map_or(0, |event| event.body.bytes().len())
+        };
+        let (count, bytes) = events
+            .by_ref()
+            .fold((0, 0_usize), |(n, sum), next| (n + 1, sum.saturating_add(bytes(next))));
+        count >= self.limit || bytes >= self.bytes || rows.lanes.len() >= self.limit
     }
 
     /// Whether the first event of a lane was started so often without an answer that it is to be
     /// tried alone.
-    fn is_alone(&self, lane: LaneView<'_>) -> bool {
+    fn is_alone(&self, lane: &Lane) -> bool {
         let starts = lane.row.starts;
-        let settled = lane.pending().next().map_or(0, |(_, head, _)| head.starts);
+        let settled = lane.pending.first().map_or(0, |head| head.row.starts);
         starts >= 2 || (starts == 1 && settled.saturating_add(2) >= self.policy.max_starts)
     }
 
@@ -187,85 +245,81 @@ impl Claim<'_> {
         &self,
         now: Millis,
         left: usize,
-        lane: LaneView<'_>,
+        lane: &Lane,
+        row: &mut LaneRow,
         batch: &mut Batch,
         claimed: &mut Claimed,
     ) -> usize {
-        let mut row = lane.row.clone();
-        let mut pending = lane.pending();
-        let events = match pending.next() {
-            Some((id, head, revision))
-                if head.starts.saturating_add(row.starts) >= self.policy.max_starts =>
-            {
-                self.bury(now, (id, head, revision), lane, batch);
-                claimed.dead.push(id.clone());
-                row.starts = 0;
-                if self.policy.when_dead == WhenDead::Block {
-                    row.blocked_by = Some(id.clone());
-                }
-                row.free(now, pending.next().map(|(_, next, _)| next.due));
-                0
-            }
-            Some((_, head, _)) if head.due > now => {
-                row.free(now, Some(head.due));
-                0
-            }
-            Some(_) => {
-                let longest = if row.starts == 0 { self.run } else { 1 };
-                row.token = row.token.wrapping_add(1);
-                row.starts = row.starts.saturating_add(1);
-                let until = now + self.lease;
-                let mut after = row.confirmed;
-                let mut deliveries = Vec::new();
-                for (id, event, _) in lane
-                    .pending()
-                    .take(longest.min(left))
-                    .take_while(|(_, event, _)| event.due <= now)
-                {
-                    let attempt = event.starts.saturating_add(if deliveries.is_empty() {
-                        row.starts
-                    } else {
-                        1
-                    });
-                    let place = Place { begun: row.begun, sequence: event.sequence, after };
-                    deliveries.push(Delivery { event: id.clone(), place, attempt });
-                    after = event.sequence;
-                }
-                row.lease = Some(Lease { owner: self.owner.clone(), until, through: after });
-                row.due = Some(until);
-                let events = deliveries.len();
-                let lease = LeaseRef { lane: lane.key.clone(), token: row.token };
-                claimed.runs.push(Run { lease, until, alone: self.is_alone(lane), deliveries });
-                events
-            }
-            None => {
-                row.free(now, None);
-                0
-            }
+        let Some(head) = lane.pending.first() else {
+            row.free(now, row.next, now);
+            return 0;
         };
-        batch.update(lane.revision, Record::Lane(lane.key.clone(), row));
-        events
+        if head.row.starts.saturating_add(row.starts) >= self.policy.max_starts {
+            batch.put(head.revision, self.buried(now, head, row.starts));
+            claimed.dead.push((head.id.clone(), lane.key.clone()));
+            row.starts = 0;
+            if self.policy.when_dead == WhenDead::Block {
+                row.blocked_by = Some(head.id.clone());
+            }
+            let due = lane.pending.get(1).map_or(now, |second| second.row.due);
+            row.free(now, head.row.sequence + 1, due);
+            return 0;
+        }
+        if head.row.due > now {
+            row.free(now, head.row.sequence, head.row.due);
+            return 0;
+        }
+        let leased = self.leased(now, left, lane, row);
+        let got = leased.events.len();
+        claimed.leased.push(leased);
+        got
     }
 
-    fn bury(
-        &self,
-        now: Millis,
-        head: (&EventId, &OutboxRow, Revision),
-        lane: LaneView<'_>,
-        batch: &mut Batch,
-    ) {
-        let (id, row, revision) = head;
-        let starts = row.starts.saturating_add(lane.row.starts);
+    /// Leases the first events of a lane that are due.
+    fn leased(&self, now: Millis, left: usize, lane: &Lane, row: &mut LaneRow) -> Leased {
+        let longest = if row.starts == 0 { self.run } else { 1 };
+        // A claim may be lost after its commit, and whoever holds its lease may not know: the token
+        // must not come again with the next claim (P6).
+        row.token = (row.token + 1).max(now.get());
+        row.starts = row.starts.saturating_add(1);
+        let mut after = row.confirmed;
+        let mut events = Vec::with_capacity(longest.min(left).min(lane.pending.len()));
+        let due =
+            lane.pending.iter().take(longest.min(left)).take_while(|next| next.row.due <= now);
+        for next in due {
+            let unsettled = if events.is_empty() { row.starts } else { 1 };
+            let attempt = next.row.starts.saturating_add(unsettled);
+            let place = LanePlace { begun: row.begun, sequence: next.row.sequence, after };
+            // A store that answers without envelopes breaks its contract; nothing is claimed then.
+            let Some(event) = next.event.clone() else { break };
+            let message = Message { event, place, attempt };
+            let outbox = next.revision.map(|revision| Box::new((next.row.clone(), revision)));
+            events.push(LeasedEvent { message, due: next.row.due, outbox });
+            after = next.row.sequence;
+        }
+        let until = now + self.lease;
+        row.head = events.first().map_or(row.head, LeasedEvent::sequence);
+        row.lease = Some(Lease { owner: self.owner.clone(), until, through: after });
+        row.due = Some(until);
+        Leased {
+            lease: LeaseRef { lane: lane.key.clone(), token: row.token },
+            until,
+            alone: self.is_alone(lane),
+            events,
+            starts: row.starts,
+            confirmed: row.confirmed,
+        }
+    }
+
+    /// The row of an event that has no start left.
+    fn buried(&self, now: Millis, head: &Delivery, unsettled: u32) -> Record {
+        let starts = head.row.starts.saturating_add(unsettled);
         let reason = Reason::new(format_args!(
-            "started {starts} times, the last {} without an answer: it may bring the relay down",
-            lane.row.starts
+            "started {starts} times, the last {unsettled} without an answer: it may bring the \
+             relay down"
         ));
-        let row = OutboxRow {
-            starts,
-            state: DeliveryState::Dead(now),
-            reason: Some(reason),
-            ..row.clone()
-        };
-        batch.update(revision, Record::Outbox(id.clone(), row));
+        let state = DeliveryState::Dead(now);
+        let row = OutboxRow { starts, state, reason: Some(reason), ..head.row.clone() };
+        Record::Outbox(head.id.clone(), row)
     }
 }

@@ -10,16 +10,14 @@ use super::register::{ParametersDiffer, Request};
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::{Body, Draft, Event};
 use crate::ids::{EventId, Invalid, OrderId, OrderingKey, RequestKey};
-use crate::table::{
-    DeliveryState, Key, LaneRow, OrderRow, OutboxRow, Placed, Record, RequestRow, Revision,
-};
+use crate::table::{EventRow, Key, LaneRow, OrderRow, PlacedOrder, Record, RequestRow, Revision};
 use crate::time::Millis;
 
 /// Commits the order that a request creates, with one to 256 events.
 ///
 /// | the request is      | its parameters are | order id and event ids are | what is written                                 | outcome |
 /// |---------------------|--------------------|----------------------------|-------------------------------------------------|---------|
-/// | free                |                    | free                       | request, order, events, outbox, lanes           | [`Committed`], not repeated |
+/// | free                |                    | free                       | request, order, events, lanes           | [`Committed`], not repeated |
 /// | bound, no order yet | the same           | free                       | the same; the request's row is changed          | [`Committed`], not repeated |
 /// | bound, order placed | the same           | (not looked at)            | nothing                                         | [`Committed`], repeated: the first outcome |
 /// | bound               | others             | (not looked at)            | nothing                                         | refused, [`CommitRefused::ParametersDiffer`] |
@@ -79,6 +77,17 @@ impl<'a> CommitOrder<'a> {
         Ok(Self { request, order, body, events, ids })
     }
 
+    /// The same with one event more, to be published after those so far.
+    ///
+    /// # Errors
+    ///
+    /// As [`CommitOrder::new`].
+    pub fn event(self, draft: Draft) -> Result<Self, Invalid> {
+        let Self { request, order, body, mut events, .. } = self;
+        events.push(draft);
+        Self::new(request, order, body, events)
+    }
+
     fn lane_of(&self, draft: &Draft) -> OrderingKey {
         // An order id that is a key of its own is as long as a key may be: both limits are the
         // same.
@@ -86,11 +95,15 @@ impl<'a> CommitOrder<'a> {
     }
 }
 
-/// What came of a commit: the order and its events. It is the same for every retry.
+/// What came of a commit. It is the same for every retry.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub struct Committed {
-    /// The first outcome of the request.
-    pub placed: Placed,
+    /// The order and its events.
+    pub placed: PlacedOrder,
+    /// What the order says: for a retry, what was committed first. `None` if that order was purged,
+    /// or has another id than the one that was given now.
+    pub body: Option<Body>,
     /// Whether the order was there already, and nothing was written.
     pub repeated: bool,
 }
@@ -135,53 +148,51 @@ impl Transition for CommitOrder<'_> {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Committed>, CommitRefused> {
-        let bound = rows.request();
+        let bound = rows.request(&self.request.key);
+        let order = rows.order(&self.order);
         if let Some((row, _)) = bound {
             self.request.check(row)?;
             if let Some(placed) = &row.placed {
-                return Ok(Decision::nothing(Committed { placed: placed.clone(), repeated: true }));
+                let first = order.filter(|_| placed.order == self.order);
+                let body = first.map(|(order, _)| order.body.clone());
+                let committed = Committed { placed: placed.clone(), body, repeated: true };
+                return Ok(Decision::nothing(committed));
             }
         }
-        if let Some((row, _)) = rows.order() {
-            return Err(CommitRefused::OrderIdTaken {
-                order: self.order.clone(),
-                owner: row.request.clone(),
-            });
+        if let Some((row, _)) = order {
+            let (order, owner) = (self.order.clone(), row.request.clone());
+            return Err(CommitRefused::OrderIdTaken { order, owner });
         }
-        if let Some((event, _)) = rows.event() {
-            return Err(CommitRefused::EventIdTaken {
-                event: event.id.clone(),
-                owner: event.order.clone(),
-            });
+        if let Some((row, _)) = self.ids.iter().find_map(|id| rows.event(id)) {
+            let (event, owner) = (row.event.id.clone(), row.event.order.clone());
+            return Err(CommitRefused::EventIdTaken { event, owner });
         }
 
-        // Request and order; each event with its delivery; and as many lanes at most.
-        let mut batch = Batch::with_capacity(2 + 3 * self.events.len());
-        let placed = Placed { order: self.order.clone(), events: self.ids.clone(), at: now };
-        match bound {
-            None => batch.insert(Record::Request(
-                self.request.key.clone(),
-                RequestRow {
-                    fingerprint: self.request.fingerprint.clone(),
-                    registered_at: now,
-                    placed: Some(placed.clone()),
-                },
-            )),
-            Some((row, revision)) => batch.update(
-                revision,
-                Record::Request(
-                    self.request.key.clone(),
-                    RequestRow { placed: Some(placed.clone()), ..row.clone() },
-                ),
-            ),
-        }
-        let order = OrderRow {
-            request: self.request.key.clone(),
-            committed_at: now,
-            body: self.body.clone(),
-        };
+        // Request and order, each event, and as many lanes at most.
+        let mut batch = Batch::with_capacity(2 + 2 * self.events.len());
+        let placed = PlacedOrder { order: self.order.clone(), events: self.ids.clone(), at: now };
+        let registered_at = bound.map_or(now, |(row, _)| row.registered_at);
+        let fingerprint = self.request.fingerprint.clone();
+        let row = RequestRow { fingerprint, registered_at, placed: Some(placed.clone()) };
+        let found = bound.map(|(_, revision)| revision);
+        batch.put(found, Record::Request(self.request.key.clone(), row));
+        let request = self.request.key.clone();
+        let order = OrderRow { request, committed_at: now, body: self.body.clone() };
         batch.insert(Record::Order(self.order.clone(), order));
+        self.append_events(now, rows, &mut batch);
+        let body = Some(self.body.clone());
+        Ok(Decision::new(batch, Committed { placed, body, repeated: false }))
+    }
 
+    /// That nothing of it is there, and that its lanes are new.
+    fn assume(&self, now: Millis) -> Option<Decision<Committed>> {
+        self.decide(now, &Rows::default()).ok()
+    }
+}
+
+impl CommitOrder<'_> {
+    /// Puts each event to the end of its lane.
+    fn append_events(&self, now: Millis, rows: &Rows, batch: &mut Batch) {
         // In the order of their keys, each once.
         let mut lanes: Vec<(OrderingKey, LaneRow, Option<Revision>)> = Vec::with_capacity(1);
         for (draft, id) in self.events.iter().zip(&self.ids) {
@@ -194,19 +205,7 @@ impl Transition for CommitOrder<'_> {
             });
             let due = draft.not_before.unwrap_or(now);
             let sequence = lanes[at].1.append(now, due);
-            let row = OutboxRow {
-                lane: key.clone(),
-                sequence,
-                event_type: draft.event_type.clone(),
-                committed_at: now,
-                due,
-                starts: 0,
-                failures: 0,
-                state: DeliveryState::Pending,
-                reason: None,
-            };
-            batch.insert(Record::Outbox(id.clone(), row));
-            batch.insert(Record::Event(Event {
+            let event = Event {
                 id: id.clone(),
                 order: self.order.clone(),
                 event_type: draft.event_type.clone(),
@@ -215,14 +214,11 @@ impl Transition for CommitOrder<'_> {
                 time: now,
                 headers: draft.headers.clone(),
                 body: draft.body.clone(),
-            }));
+            };
+            batch.insert(Record::Event(EventRow { event, sequence, due }));
         }
         for (key, lane, revision) in lanes {
-            match revision {
-                None => batch.insert(Record::Lane(key, lane)),
-                Some(revision) => batch.update(revision, Record::Lane(key, lane)),
-            }
+            batch.put(revision, Record::Lane(key, lane));
         }
-        Ok(Decision::new(batch, Committed { placed, repeated: false }))
     }
 }

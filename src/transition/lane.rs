@@ -43,46 +43,50 @@ pub enum Stale {
     /// There is no such lane.
     #[error("there is no such lane")]
     NoLane,
-    /// It does not cover this event, or not as the next one.
-    #[error("event {event} is not the next one that it covers")]
-    NotCovered {
-        /// The event that was given.
-        event: EventId,
+}
+
+/// A change of a lane by the holder of its lease. It is guarded by the fencing token and not by the
+/// revision, and names what changes and not the whole row, so that events that others append
+/// meanwhile are no conflict.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LaneEdit {
+    /// Ends the lease.
+    Free {
+        /// The first event that may be pending now.
+        head: u64,
+        /// The event that was confirmed last.
+        confirmed: u64,
+        /// How often the first pending event was started without having been settled.
+        starts: u32,
+        /// When the lane is due, if it has anything pending and is not blocked.
+        due: Millis,
+        /// The dead event that the lane waits for from now on.
+        blocked_by: Option<EventId>,
+    },
+    /// Makes the lease last until this time, and never shorter than before.
+    Renew {
+        /// The time.
+        until: Millis,
     },
 }
 
-/// Where an event stands among those of its ordering key, as its sender counts them: what a message
-/// says, so that a consumer can put events in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
-    /// When the lane began to count. It begins anew if it was purged after it had been idle for its
-    /// retention.
-    pub begun: Millis,
-    /// The event's place in that count, from 1.
-    pub sequence: u64,
-    /// The place of the event that is published before it, 0 if there was none. A consumer that has
-    /// applied that one may apply this one.
-    pub after: u64,
-}
-
 impl LaneRow {
-    /// How many events can be pending in it: those that it got after the one that was confirmed
-    /// last. A store need not look for more.
+    /// How many events can be pending in it. A store need not look for more.
     #[must_use]
     pub const fn pending_at_most(&self) -> u64 {
-        self.next.saturating_sub(self.confirmed).saturating_sub(1)
+        self.next.saturating_sub(self.head)
     }
 
     /// A lane that has had no events. Its tokens begin with the time, so that those of a lane that
     /// was purged do not come again.
     pub(crate) const fn empty(now: Millis) -> Self {
-        let token = now.get();
         Self {
             next: 1,
+            head: 1,
             confirmed: 0,
             due: None,
             starts: 0,
-            token,
+            token: now.get(),
             lease: None,
             blocked_by: None,
             begun: now,
@@ -93,10 +97,11 @@ impl LaneRow {
     /// Puts an event to the end of the lane and gives its sequence.
     pub(crate) fn append(&mut self, now: Millis, due: Millis) -> u64 {
         let sequence = self.next;
-        self.next = self.next.saturating_add(1);
+        self.next += 1;
         self.changed_at = now;
         // With something before it, the lane is due when that is; a blocked lane stays so.
         if self.due.is_none() && self.blocked_by.is_none() {
+            self.head = sequence;
             self.due = Some(due);
         }
         sequence
@@ -119,10 +124,46 @@ impl LaneRow {
         self.lease.as_ref().is_some_and(|lease| sequence <= lease.through)
     }
 
-    /// Ends a lease: the first pending event is now due at `head_due`, if there is one.
-    pub(crate) fn free(&mut self, now: Millis, head_due: Option<Millis>) {
+    /// Ends a lease, if there is one: nothing before `head` is pending, and what stands there, if
+    /// anything does, is due then.
+    pub(crate) fn free(&mut self, now: Millis, head: u64, due: Millis) {
         self.lease = None;
         self.changed_at = now;
-        self.due = if self.blocked_by.is_some() { None } else { head_due };
+        self.head = head;
+        self.due = (self.blocked_by.is_none() && head < self.next).then_some(due);
+    }
+
+    /// The row after an edit under this token, at this time; `None` if the token is not that of a
+    /// current lease.
+    #[must_use]
+    pub fn edited(&self, token: u64, edit: &LaneEdit, at: Millis) -> Option<Self> {
+        let lease = self.lease.as_ref().filter(|_| self.token == token)?;
+        let mut row = self.clone();
+        match edit {
+            LaneEdit::Free { head, confirmed, starts, due, blocked_by } => {
+                // A lease that the store has lost may cover events that it has lost as well.
+                if *head > row.next {
+                    return None;
+                }
+                row.confirmed = *confirmed;
+                row.starts = *starts;
+                row.blocked_by.clone_from(blocked_by);
+                row.free(at, *head, *due);
+            }
+            LaneEdit::Renew { until } => {
+                let until = lease.until.max(*until);
+                row.due = Some(until);
+                row.lease = Some(Lease { until, ..lease.clone() });
+            }
+        }
+        Some(row)
+    }
+
+    /// Where the lane stands among those that have something pending: when it can be claimed, or
+    /// at the end of time while it is blocked.
+    #[must_use]
+    pub fn index_due(&self) -> Option<Millis> {
+        let blocked = self.blocked_by.is_some().then_some(Millis::MAX);
+        self.due.or(blocked)
     }
 }

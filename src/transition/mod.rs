@@ -1,11 +1,11 @@
 //! The rules: one module for each thing that can happen, each with its truth table.
 
 pub mod call;
-pub mod claim;
-pub mod commit_order;
-pub mod lane;
-pub mod operator;
-pub mod purge;
-pub mod receive;
-pub mod register;
-pub mod settle;
+pub(crate) mod claim;
+pub(crate) mod commit_order;
+pub(crate) mod lane;
+pub(crate) mod operator;
+pub(crate) mod purge;
+pub(crate) mod receive;
+pub(crate) mod register;
+pub(crate) mod settle;

@@ -9,10 +9,10 @@ use core::time::Duration;
 
 use thiserror::Error;
 
-use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition, seek};
+use crate::boundary::{Batch, Decision, Delivery, Lane, Query, Rows, Transition, seek};
 use crate::ids::{EventId, Invalid, Reason};
 use crate::retention::RedriveWindow;
-use crate::table::{DeliveryState, LaneRow, OutboxRow, Record};
+use crate::table::{DeliveryState, EventState, LaneRow, OutboxRow, Record};
 use crate::time::Millis;
 
 /// What was done, event by event.
@@ -38,7 +38,7 @@ pub enum NotDone {
     #[error("it is {}, and this can be done only to events that are {wanted}", state.name())]
     State {
         /// Where it is on its way.
-        state: DeliveryState,
+        state: EventState,
         /// What it would have to be.
         wanted: &'static str,
     },
@@ -83,76 +83,76 @@ impl Targets {
     ///
     /// A lane's row is written whenever one of its events is, so that whoever claims the lane at
     /// the same time meets the guard.
-    fn change(
-        &self,
-        now: Millis,
-        rows: &Rows,
-        mut change: impl FnMut(&EventId, &mut OutboxRow, &mut LaneRow) -> Result<(), NotDone>,
-    ) -> Decision<Operated> {
+    fn change(&self, now: Millis, rows: &Rows, change: impl Change) -> Decision<Operated> {
         let (mut batch, mut lanes) = (Batch::new(), Batch::new());
         let mut operated = Operated::default();
-        let mut found = rows.outbox().map(|(id, _, _)| id).peekable();
+        let mut found = rows.deliveries.iter().map(|delivery| &delivery.id).peekable();
         let missing = self.0.iter().filter(|id| found.next_if_eq(id).is_none());
         operated.refused.extend(missing.map(|id| (id.clone(), NotDone::NoEvent)));
-        let mut targets: Vec<_> = rows.outbox().collect();
-        targets.sort_unstable_by_key(|(id, row, _)| (&row.lane, row.sequence, *id));
-        let mut views = rows.lanes().peekable();
-        // Where those stood that are changed in a lane.
-        let mut changed = Vec::new();
-        for targets in targets.chunk_by(|(_, a, _), (_, b, _)| a.lane == b.lane) {
-            let key = &targets[0].1.lane;
-            let view = seek(&mut views, key);
-            // A lane that stood idle for long may have been purged, while a dead event of it is
-            // still there.
-            let mut lane = view.map_or_else(|| LaneRow::empty(now), |view| view.row.clone());
+        let mut targets: Vec<&Delivery> = rows.deliveries.iter().collect();
+        targets.sort_unstable_by_key(|next| (&next.row.lane, next.row.sequence, &next.id));
+        let mut views = rows.lanes.iter().peekable();
+        // The events of a lane that were changed, and of them those that are pending now.
+        let (mut changed, mut pending) = (Vec::new(), Vec::new());
+        for targets in targets.chunk_by(|a, b| a.row.lane == b.row.lane) {
+            // A lane is there for as long as one of its events is.
+            let Some(view) = seek(&mut views, &targets[0].row.lane) else { continue };
+            let mut lane = view.row.clone();
             changed.clear();
-            // The first of those that are changed and pending now.
-            let mut first = None;
-            for &(id, row, revision) in targets {
-                let mut new = row.clone();
-                match change(id, &mut new, &mut lane) {
+            pending.clear();
+            for target in targets {
+                let mut row = target.row.clone();
+                match change(&target.id, view.state(&row), &mut row, &mut lane) {
+                    Err(why) => operated.refused.push((target.id.clone(), why)),
                     Ok(()) => {
-                        changed.push((row.sequence, id));
-                        let pending = (new.state == DeliveryState::Pending).then_some((
-                            new.sequence,
-                            id,
-                            new.due,
-                        ));
-                        first = first.into_iter().chain(pending).min();
-                        batch.update(revision, Record::Outbox(id.clone(), new));
-                        operated.done.push(id.clone());
+                        if row.state == DeliveryState::Pending {
+                            pending.push((row.sequence, row.due, &target.id));
+                        }
+                        changed.push(&target.id);
+                        batch.put(target.revision, Record::Outbox(target.id.clone(), row));
                     }
-                    Err(why) => operated.refused.push((id.clone(), why)),
                 }
             }
             if changed.is_empty() {
                 continue;
             }
             if lane.lease.is_none() {
-                // The first pending event may be another one now, whatever was changed.
-                let mut loaded = view
-                    .into_iter()
-                    .flat_map(LaneView::pending)
-                    .map(|(id, row, _)| (row.sequence, id, row.due));
-                let old_head = loaded.clone().next().map(|(_, id, _)| id);
-                let kept = loaded
-                    .find(|(sequence, id, _)| changed.binary_search(&(*sequence, id)).is_err());
-                let head = kept.into_iter().chain(first).min();
-                if head.map(|(_, id, _)| id) != old_head {
-                    lane.starts = 0;
-                }
-                lane.free(now, head.map(|(_, _, due)| due));
+                put_first(now, view, &mut lane, &changed, &pending);
             }
-            match view {
-                None => lanes.insert(Record::Lane(key.clone(), lane)),
-                Some(view) => lanes.update(view.revision, Record::Lane(key.clone(), lane)),
-            }
+            operated.done.extend(changed.iter().copied().cloned());
+            lanes.update(view.revision, Record::Lane(view.key.clone(), lane));
         }
         batch.append(lanes);
         operated.done.sort_unstable();
         operated.refused.sort_by(|(a, _), (b, _)| a.cmp(b));
         Decision::new(batch, operated)
     }
+}
+
+/// What is done to an event that stands so: its row in the outbox and that of its lane.
+trait Change: Fn(&EventId, EventState, &mut OutboxRow, &mut LaneRow) -> Result<(), NotDone> {}
+impl<F> Change for F where
+    F: Fn(&EventId, EventState, &mut OutboxRow, &mut LaneRow) -> Result<(), NotDone>
+{
+}
+
+/// The first pending event of a lane may be another one now: one that was there and was not
+/// changed, or one that is pending since it was.
+fn put_first(
+    now: Millis,
+    view: &Lane,
+    lane: &mut LaneRow,
+    changed: &[&EventId],
+    pending: &[(u64, Millis, &EventId)],
+) {
+    let kept = view.pending.iter().find(|next| !changed.contains(&&next.id));
+    let kept = kept.map(|next| (next.row.sequence, next.row.due, &next.id));
+    let first = pending.iter().copied().chain(kept).min();
+    if first.map(|(_, _, id)| id) != view.pending.first().map(|next| &next.id) {
+        lane.starts = 0;
+    }
+    let (head, due) = first.map_or((lane.next, now), |(sequence, due, _)| (sequence, due));
+    lane.free(now, head, due);
 }
 
 /// Cancels events that are not delivered yet; their lane goes on without them.
@@ -189,17 +189,17 @@ impl Transition for Cancel {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Operated>, Self::Refusal> {
-        Ok(self.targets.change(now, rows, |_, row, lane| match row.state {
-            DeliveryState::Pending if lane.leases(row.sequence) => Err(NotDone::Leased),
-            DeliveryState::Pending => {
+        Ok(self.targets.change(now, rows, |_, state, row, _| match state {
+            EventState::Leased => Err(NotDone::Leased),
+            EventState::Pending => {
                 row.state = DeliveryState::Cancelled(now);
                 row.reason = Some(self.reason.clone());
                 Ok(())
             }
-            state @ (DeliveryState::Confirmed(_)
-            | DeliveryState::Dead(_)
-            | DeliveryState::Discarded(_)
-            | DeliveryState::Cancelled(_)) => Err(NotDone::State { state, wanted: "pending" }),
+            EventState::Confirmed
+            | EventState::Dead(_)
+            | EventState::Discarded(_)
+            | EventState::Cancelled(_) => Err(NotDone::State { state, wanted: "pending" }),
         }))
     }
 }
@@ -255,9 +255,9 @@ impl Transition for Redrive {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Operated>, Self::Refusal> {
-        Ok(self.targets.change(now, rows, |id, row, lane| {
+        Ok(self.targets.change(now, rows, |id, state, row, lane| {
             let DeliveryState::Dead(_) = row.state else {
-                return Err(NotDone::State { state: row.state, wanted: "dead" });
+                return Err(NotDone::State { state, wanted: "dead" });
             };
             let age = now.since(row.committed_at);
             let window = self.window.get();
@@ -268,6 +268,7 @@ impl Transition for Redrive {
                 lane.blocked_by = None;
             } else {
                 row.sequence = lane.append(now, now);
+                row.moved = true;
             }
             (row.state, row.due, row.starts, row.failures) = (DeliveryState::Pending, now, 0, 0);
             Ok(())
@@ -308,9 +309,9 @@ impl Transition for Discard {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Operated>, Self::Refusal> {
-        Ok(self.targets.change(now, rows, |id, row, lane| {
+        Ok(self.targets.change(now, rows, |id, state, row, lane| {
             let DeliveryState::Dead(_) = row.state else {
-                return Err(NotDone::State { state: row.state, wanted: "dead" });
+                return Err(NotDone::State { state, wanted: "dead" });
             };
             if lane.blocked_by.as_ref() == Some(id) {
                 lane.blocked_by = None;

@@ -3,11 +3,11 @@
 
 use thiserror::Error;
 
-use super::lane::Place;
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::{Body, Event};
 use crate::fingerprint::Digest;
 use crate::ids::{Consumer, EventId, OrderingKey, Reason};
+use crate::message::LanePlace;
 use crate::table::{InboxRow, InboxState, Key, PositionRow, Record, Revision};
 use crate::time::Millis;
 
@@ -33,7 +33,7 @@ impl Arrival {
         &self,
         rows: &'a Rows,
     ) -> Result<Option<(&'a InboxRow, Revision)>, ContentDiffers> {
-        match rows.inbox() {
+        match rows.inbox(&self.consumer, &self.event) {
             Some((row, _)) if row.content != self.content => Err(ContentDiffers {
                 consumer: self.consumer.clone(),
                 event: self.event.clone(),
@@ -45,11 +45,7 @@ impl Arrival {
     }
 
     fn write(&self, batch: &mut Batch, there: Option<Revision>, row: InboxRow) {
-        let record = Record::Inbox(self.consumer.clone(), self.event.clone(), row);
-        match there {
-            None => batch.insert(record),
-            Some(revision) => batch.update(revision, record),
-        }
+        batch.put(there, Record::Inbox(self.consumer.clone(), self.event.clone(), row));
     }
 }
 
@@ -103,7 +99,7 @@ pub struct Receive {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct InOrder {
     ordering_key: OrderingKey,
-    place: Place,
+    place: LanePlace,
 }
 
 /// How far a consumer has come, as something that grows: the count, and the sequence in it.
@@ -114,29 +110,38 @@ impl InOrder {
         Key::Position(consumer.clone(), self.ordering_key.clone())
     }
 
-    fn progress(rows: &Rows) -> Progress {
-        rows.position().map_or((Millis::new(0), 0), |(row, _)| (row.begun, row.sequence))
+    /// The position of the consumer.
+    fn found<'a>(
+        &self,
+        consumer: &Consumer,
+        rows: &'a Rows,
+    ) -> Option<(&'a PositionRow, Revision)> {
+        rows.position(consumer, &self.ordering_key)
+    }
+
+    fn progress(&self, consumer: &Consumer, rows: &Rows) -> Progress {
+        let found = self.found(consumer, rows);
+        found.map_or((Millis::new(0), 0), |(row, _)| (row.begun, row.sequence))
     }
 
     /// Whether the consumer has come as far as the event before this one, if there is one.
-    fn is_next(&self, rows: &Rows) -> bool {
-        let Place { begun, after, .. } = self.place;
-        after == 0 || (begun, after) <= Self::progress(rows)
+    fn is_next(&self, consumer: &Consumer, rows: &Rows) -> bool {
+        let LanePlace { begun, after, .. } = self.place;
+        after == 0 || (begun, after) <= self.progress(consumer, rows)
     }
 
     /// Moves the position to this place, unless it is as far already: never back, since nothing
     /// would bring it forward again.
     fn reach(&self, consumer: &Consumer, now: Millis, rows: &Rows, batch: &mut Batch) {
-        let Place { begun, sequence, .. } = self.place;
-        if (begun, sequence) <= Self::progress(rows) {
+        let LanePlace { begun, sequence, .. } = self.place;
+        if (begun, sequence) <= self.progress(consumer, rows) {
             return;
         }
         let row = PositionRow { begun, sequence, at: now };
+        // An inbox row may follow, and an effect.
+        batch.reserve(3);
         let record = Record::Position(consumer.clone(), self.ordering_key.clone(), row);
-        match rows.position() {
-            None => batch.insert(record),
-            Some((_, revision)) => batch.update(revision, record),
-        }
+        batch.put(self.found(consumer, rows).map(|(_, revision)| revision), record);
     }
 }
 
@@ -150,7 +155,7 @@ impl Receive {
     /// In the order of the ordering key: not before the event that was published before it, as the
     /// message's place says.
     #[must_use]
-    pub fn in_order(mut self, ordering_key: OrderingKey, place: Place) -> Self {
+    pub fn in_order(mut self, ordering_key: OrderingKey, place: LanePlace) -> Self {
         self.order = Some(InOrder { ordering_key, place });
         self
     }
@@ -177,20 +182,27 @@ pub enum Received {
     WaitsFor(u64),
 }
 
+impl Receive {
+    /// The rows that it must see.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = Key> {
+        let order = self.order.as_ref().map(|order| order.key(&self.arrival.consumer));
+        [self.arrival.key()].into_iter().chain(order)
+    }
+}
+
 impl Transition for Receive {
     type Outcome = Received;
     type Refusal = ContentDiffers;
 
     fn query(&self, _now: Millis) -> Query {
-        let order = self.order.as_ref().map(|order| order.key(&self.arrival.consumer));
-        Query::rows([self.arrival.key()].into_iter().chain(order))
+        Query::rows(self.keys())
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Received>, ContentDiffers> {
         let found = self.arrival.check(rows)?;
         let mut batch = Batch::new();
         if let Some(order) = &self.order {
-            if !order.is_next(rows) {
+            if !order.is_next(&self.arrival.consumer, rows) {
                 return Ok(Decision::nothing(Received::WaitsFor(order.place.after)));
             }
             // Also for one that is done: a redrive may have given it this place, and those behind
@@ -213,62 +225,13 @@ impl Transition for Receive {
             reason: None,
             effect: self.effect.is_some(),
         };
+        batch.reserve(1 + usize::from(self.effect.is_some()));
         self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         if let Some(effect) = &self.effect {
             let (consumer, event) = (self.arrival.consumer.clone(), self.arrival.event.clone());
             batch.insert(Record::Effect(consumer, event, effect.clone()));
         }
         Ok(Decision::new(batch, Received::Applied))
-    }
-}
-
-/// Records the effect of an event in the transaction that has just applied it.
-///
-/// | inbox row                   | what is written                | outcome |
-/// |-----------------------------|--------------------------------|---------|
-/// | applied, without an effect  | the effect, and that it is there | `()`  |
-/// | anything else               | nothing                        | `()`: the effect is there already, or there is nothing that it could be the effect of |
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct RecordEffect {
-    consumer: Consumer,
-    event: EventId,
-    body: Body,
-}
-
-impl RecordEffect {
-    /// The effect of `event` at `consumer`.
-    #[must_use]
-    pub const fn new(consumer: Consumer, event: EventId, body: Body) -> Self {
-        Self { consumer, event, body }
-    }
-}
-
-impl Transition for RecordEffect {
-    type Outcome = ();
-    type Refusal = core::convert::Infallible;
-
-    fn query(&self, _now: Millis) -> Query {
-        Query::rows([Key::Inbox(self.consumer.clone(), self.event.clone())])
-    }
-
-    fn decide(&self, _now: Millis, rows: &Rows) -> Result<Decision<()>, Self::Refusal> {
-        let mut batch = Batch::new();
-        if let Some((row, revision)) = rows.inbox()
-            && row.state == InboxState::Applied
-            && !row.effect
-        {
-            let (consumer, event) = (self.consumer.clone(), self.event.clone());
-            batch.update(
-                revision,
-                Record::Inbox(
-                    consumer.clone(),
-                    event.clone(),
-                    InboxRow { effect: true, ..row.clone() },
-                ),
-            );
-            batch.insert(Record::Effect(consumer, event, self.body.clone()));
-        }
-        Ok(Decision::new(batch, ()))
     }
 }
 
@@ -302,7 +265,7 @@ impl CountFailure {
 
     /// In the order of the ordering key, as [`Receive::in_order`].
     #[must_use]
-    pub fn in_order(mut self, ordering_key: OrderingKey, place: Place) -> Self {
+    pub fn in_order(mut self, ordering_key: OrderingKey, place: LanePlace) -> Self {
         self.order = Some(InOrder { ordering_key, place });
         self
     }
@@ -344,16 +307,16 @@ impl Transition for CountFailure {
         };
         let mut batch = Batch::new();
         // What has ended holds nobody up, at whatever place it came.
-        let ended = self
-            .order
-            .as_ref()
-            .filter(|order| outcome != FailureCounted::ComesAgain && order.is_next(rows));
+        let ended = self.order.as_ref().filter(|order| {
+            outcome != FailureCounted::ComesAgain && order.is_next(&self.arrival.consumer, rows)
+        });
         if let Some(order) = ended {
             order.reach(&self.arrival.consumer, now, rows, &mut batch);
         }
         if let Some(state) = state {
             let (content, reason) = (self.arrival.content, Some(self.reason.clone()));
             let row = InboxRow { content, at: now, state, failures, reason, effect: false };
+            batch.reserve(1);
             self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         }
         Ok(Decision::new(batch, outcome))
@@ -395,9 +358,11 @@ impl Transition for Retry {
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
         let mut batch = Batch::new();
-        let poisoned = rows.inbox().filter(|(row, _)| row.state == InboxState::Poisoned);
+        let found = rows.inbox(&self.consumer, &self.event);
+        let poisoned = found.filter(|(row, _)| row.state == InboxState::Poisoned);
         if let Some((row, revision)) = poisoned {
             let row = InboxRow { at: now, state: InboxState::Failing, failures: 0, ..row.clone() };
+            batch.reserve(1);
             batch.update(revision, Record::Inbox(self.consumer.clone(), self.event.clone(), row));
         }
         Ok(Decision::new(batch, poisoned.is_some()))
@@ -422,9 +387,9 @@ impl SkipTo {
     /// `consumer` waits for nothing before the event at this place, which is that of the message
     /// for which it answered [`Received::WaitsFor`].
     #[must_use]
-    pub const fn new(consumer: Consumer, ordering_key: OrderingKey, place: Place) -> Self {
+    pub const fn new(consumer: Consumer, ordering_key: OrderingKey, place: LanePlace) -> Self {
         // The place that counts as reached is that of the predecessor.
-        let place = Place { sequence: place.after, ..place };
+        let place = LanePlace { sequence: place.after, ..place };
         Self { consumer, order: InOrder { ordering_key, place } }
     }
 }

@@ -2,10 +2,12 @@
 
 use thiserror::Error;
 
+use super::commit_order::CommitOrder;
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
+use crate::event::{Body, Draft};
 use crate::fingerprint::Fingerprint;
-use crate::ids::{Invalid, RequestKey};
-use crate::table::{Key, Placed, Record, RequestRow};
+use crate::ids::{Invalid, OrderId, RequestKey};
+use crate::table::{Key, PlacedOrder, Record, RequestRow};
 use crate::time::Millis;
 
 /// A request: the caller's key for one intention, and the parameters that it is bound to.
@@ -36,6 +38,43 @@ impl Request {
         fingerprint: Fingerprint,
     ) -> Result<Self, Invalid> {
         Ok(Self { key: RequestKey::new(scope, id)?, fingerprint })
+    }
+
+    /// A request of `scope` with its id and its parameters as fields; see [`Fingerprint::of`].
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the scope or the id is refused.
+    pub fn of<N: AsRef<str>, V: AsRef<str>>(
+        scope: impl AsRef<str>,
+        id: impl AsRef<str>,
+        parameters: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<Self, Invalid> {
+        Self::new(scope, id, Fingerprint::of(parameters))
+    }
+
+    /// The order that this request creates, with its first event; more may follow.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the order id is refused.
+    ///
+    /// ```
+    /// use twobox::{Draft, Request};
+    ///
+    /// let request = Request::of("customer-7", "req-001", [("item", "notebook")])?;
+    /// let order = request
+    ///     .order("order:req-001", r#"{"item":"notebook"}"#, Draft::json("order.created", "{}")?)?
+    ///     .event(Draft::json("stock.reserved", "{}")?)?;
+    /// # Ok::<(), twobox::Invalid>(())
+    /// ```
+    pub fn order(
+        &self,
+        id: impl AsRef<str>,
+        json: impl AsRef<str>,
+        event: Draft,
+    ) -> Result<CommitOrder<'_>, Invalid> {
+        CommitOrder::new(self, OrderId::new(id)?, Body::json(json)?, [event])
     }
 
     /// The refusal, if the key is bound to other parameters.
@@ -99,7 +138,7 @@ pub enum Registered {
     /// The key was bound to the same parameters; there is no order yet.
     Open,
     /// The request has its order already; this is its first outcome.
-    Placed(Placed),
+    Placed(PlacedOrder),
 }
 
 impl Transition for Register<'_> {
@@ -111,13 +150,13 @@ impl Transition for Register<'_> {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Registered>, ParametersDiffer> {
-        let Some((bound, _)) = rows.request() else {
+        let Some((bound, _)) = rows.request(&self.request.key) else {
             let row = RequestRow {
                 fingerprint: self.request.fingerprint.clone(),
                 registered_at: now,
                 placed: None,
             };
-            let mut batch = Batch::new();
+            let mut batch = Batch::with_capacity(1);
             batch.insert(Record::Request(self.request.key.clone(), row));
             return Ok(Decision::new(batch, Registered::New));
         };
@@ -126,5 +165,10 @@ impl Transition for Register<'_> {
             None => Registered::Open,
             Some(placed) => Registered::Placed(placed.clone()),
         }))
+    }
+
+    /// That the key is free.
+    fn assume(&self, now: Millis) -> Option<Decision<Registered>> {
+        self.decide(now, &Rows::default()).ok()
     }
 }

@@ -1,27 +1,32 @@
-//! Settle deliveries: what became of the publishes of a run, told by the holder of its lease (P3,
-//! P4, P6).
+//! Settle deliveries: what became of leased events, told by the holder of their lease (P3, P4, P6).
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::lane::{LeaseRef, Stale, StaleLease};
-use crate::boundary::{Batch, Decision, LaneView, Query, Rows, Transition, seek};
+use super::claim::{Leased, LeasedEvent};
+use super::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
+use crate::boundary::{Batch, Decision, LaneRows, Query, Rows, Transition};
 use crate::checked::Checked;
-use crate::ids::{EventId, Reason};
+use crate::ids::{EventId, OrderingKey, Reason};
 use crate::policy::{DeliveryPolicy, WhenDead};
-use crate::table::{DeliveryState, LaneRow, OutboxRow, Record};
+use crate::table::{DeliveryState, Key, LaneRow, OutboxRow, Record};
 use crate::time::Millis;
 
-/// What became of a run: the events that were confirmed, in order, and what ended it before its
-/// end, if something did. What is named by neither was not published, and is released.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RunResult {
-    /// The lease that the claim gave.
-    pub lease: LeaseRef,
-    /// The events that the broker has, from the first of the run on.
-    pub confirmed: Vec<EventId>,
-    /// The event that was not confirmed, and why.
-    pub ended: Option<(EventId, Ending)>,
+/// What became of the events under a lease, made by [`Leased::settle`]: so many of the first were
+/// confirmed, one may have ended otherwise, and the others were not published.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Settlement {
+    lease: LeaseRef,
+    /// How many events are confirmed, and the last one's sequence, or that of the one confirmed
+    /// before the lease.
+    count: usize,
+    confirmed: u64,
+    /// Unsettled starts of the first event that was not confirmed.
+    starts: u32,
+    ended: Option<Box<(LeasedEvent, Ending)>>,
+    /// What comes next in the lane, as far as the claim saw: its sequence and due time.
+    next: (u64, Option<Millis>),
 }
 
 /// Why an event was not confirmed.
@@ -38,44 +43,161 @@ pub enum Ending {
     Unavailable(Reason),
 }
 
-impl RunResult {
-    /// Nothing was published: the lease is given back, as a relay does when it stops (F12).
+impl Settlement {
+    pub(super) fn of(leased: &Leased, confirmed: usize, ending: Option<Ending>) -> Self {
+        let (done, rest) = leased.events.split_at(confirmed.min(leased.events.len()));
+        let (ended, rest) = match (ending, rest) {
+            (Some(ending), [first, rest @ ..]) => (Some(Box::new((first.clone(), ending))), rest),
+            (_, rest) => (None, rest),
+        };
+        let last = leased.events.last().map_or(leased.confirmed, LeasedEvent::sequence);
+        Self {
+            lease: leased.lease.clone(),
+            count: done.len(),
+            confirmed: done.last().map_or(leased.confirmed, LeasedEvent::sequence),
+            starts: if done.is_empty() { leased.starts } else { 1 },
+            ended,
+            next: rest.first().map_or((last + 1, None), |next| (next.sequence(), Some(next.due))),
+        }
+    }
+
+    /// The lease under which this was done.
     #[must_use]
-    pub const fn released(lease: LeaseRef) -> Self {
-        Self { lease, confirmed: Vec::new(), ended: None }
+    pub const fn lease(&self) -> &LeaseRef {
+        &self.lease
+    }
+
+    /// How many events are confirmed.
+    #[must_use]
+    pub const fn confirmed(&self) -> usize {
+        self.count
+    }
+
+    /// The event that ended otherwise, and how.
+    #[must_use]
+    pub fn ended(&self) -> Option<(&EventId, &Ending)> {
+        self.ended.as_deref().map(|(event, ending)| (&event.message.event.id, ending))
+    }
+
+    /// Settles it under a lease that is current.
+    fn apply(&self, policy: &DeliveryPolicy, now: Millis, changes: &mut Changes) {
+        changes.settled.confirmed += self.count;
+        let (next, due) = (self.next.0, self.next.1.unwrap_or(now));
+        let confirmed = self.confirmed;
+        let edit = match self.ended.as_deref() {
+            None => {
+                // Nothing was answered for the first one, and nothing is counted.
+                let starts = if self.count == 0 { self.starts.saturating_sub(1) } else { 0 };
+                LaneEdit::Free { head: next, confirmed, starts, due, blocked_by: None }
+            }
+            Some((event, ending)) => {
+                let id = &event.message.event.id;
+                let row = self.ended_row(policy, now, event, ending);
+                let dead = matches!(row.state, DeliveryState::Dead(_));
+                let (head, due) =
+                    if dead { (event.sequence() + 1, due) } else { (row.sequence, row.due) };
+                let blocks = dead && policy.when_dead == WhenDead::Block;
+                let blocked_by = blocks.then(|| id.clone());
+                match ending {
+                    _ if dead => {
+                        changes.settled.dead.push((id.clone(), self.lease.lane.clone()));
+                    }
+                    Ending::Failed(_) | Ending::Rejected(_) => changes.settled.retried += 1,
+                    Ending::Deferred(_) | Ending::Unavailable(_) => changes.settled.released += 1,
+                }
+                changes.rows.put(event.revision(), Record::Outbox(id.clone(), row));
+                LaneEdit::Free { head, confirmed, starts: 0, due, blocked_by }
+            }
+        };
+        let LeaseRef { lane, token } = self.lease.clone();
+        changes.lanes.edit(lane, token, edit, now);
+    }
+
+    /// The row of the event that was not confirmed.
+    fn ended_row(
+        &self,
+        policy: &DeliveryPolicy,
+        now: Millis,
+        event: &LeasedEvent,
+        ending: &Ending,
+    ) -> OutboxRow {
+        let id = &event.message.event.id;
+        let mut row = event.row();
+        let (starts, failures) =
+            (row.starts.saturating_add(self.starts), row.failures.saturating_add(1));
+        let (Ending::Failed(reason)
+        | Ending::Rejected(reason)
+        | Ending::Deferred(reason)
+        | Ending::Unavailable(reason)) = ending;
+        row.reason = Some(reason.clone());
+        match ending {
+            Ending::Deferred(_) => {
+                row.starts = starts.saturating_sub(1);
+                row.due = now + policy.backoff(id, 1);
+            }
+            Ending::Unavailable(_) => row.starts = starts.saturating_sub(1),
+            Ending::Failed(_) if failures < policy.max_failures => {
+                (row.starts, row.failures) = (starts, failures);
+                row.due = now + policy.backoff(id, failures);
+            }
+            Ending::Failed(_) | Ending::Rejected(_) => {
+                (row.starts, row.failures) = (starts, failures);
+                row.state = DeliveryState::Dead(now);
+            }
+        }
+        row
     }
 }
 
-/// Settles runs, each under its own lease.
+/// What a settlement changes, by table.
+struct Changes {
+    rows: Batch,
+    lanes: Batch,
+    settled: Settled,
+}
+
+impl Changes {
+    /// With room for so many lanes.
+    fn of(lanes: usize) -> Self {
+        let lanes = Batch::with_capacity(lanes);
+        Self { rows: Batch::new(), lanes, settled: Settled::default() }
+    }
+
+    fn decision(mut self) -> Decision<Settled> {
+        self.rows.append(self.lanes);
+        Decision::new(self.rows, self.settled).may_be_lost()
+    }
+}
+
+/// Settles deliveries, each lane under its own lease.
 ///
 /// | the lease is | the event is            | what is written                                             | outcome |
 /// |--------------|-------------------------|-------------------------------------------------------------|---------|
-/// | current      | confirmed               | the event is confirmed; the lane is free for the next one   | counted in [`Settled::confirmed`] |
+/// | current      | confirmed               | the lane moves past it                                      | counted in [`Settled::confirmed`] |
 /// | current      | failed, failures left   | failures grow, it is due after a backoff                    | counted in [`Settled::retried`] |
-/// | current      | failed once too often, or rejected | it is dead; the lane is blocked or goes on       | in [`Settled::dead`] |
+/// | current      | failed once too often, or rejected | it is dead; the lane is blocked or moves past it | in [`Settled::dead`] |
 /// | current      | deferred                | its reason, it is due after the first backoff; nothing is counted | counted in [`Settled::released`] |
 /// | current      | unavailable             | its reason; nothing is counted                              | counted in [`Settled::released`] |
 /// | current      | not named               | nothing; the lane is free                                   | (none) |
 /// | not current  | anything                | nothing                                                     | in [`Settled::stale`], with the reason |
 ///
-/// A stale run does not hold up the others of the same settle.
+/// A stale lease does not hold up the others of the same settle.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Settle<'a> {
     policy: &'a Checked<DeliveryPolicy>,
-    results: Vec<RunResult>,
+    settlements: Vec<Settlement>,
 }
 
 impl<'a> Settle<'a> {
-    /// Settles these runs; of two results for one lane the later one is stale, unless the first
-    /// was.
+    /// Settles these; of two for one lane the later one is stale, unless the first was.
     #[must_use]
     pub fn new(
         policy: &'a Checked<DeliveryPolicy>,
-        results: impl IntoIterator<Item = RunResult>,
+        settlements: impl IntoIterator<Item = Settlement>,
     ) -> Self {
-        let mut results: Vec<RunResult> = results.into_iter().collect();
-        results.sort_by(|a, b| a.lease.lane.cmp(&b.lease.lane));
-        Self { policy, results }
+        let mut settlements: Vec<Settlement> = settlements.into_iter().collect();
+        settlements.sort_by(|a, b| a.lease.lane.cmp(&b.lease.lane));
+        Self { policy, settlements }
     }
 }
 
@@ -89,9 +211,9 @@ pub struct Settled {
     pub retried: usize,
     /// How many were deferred, or could not be published since the broker was not there.
     pub released: usize,
-    /// The events that are dead now.
-    pub dead: Vec<EventId>,
-    /// The leases that were not current: their runs changed nothing, and others deliver those
+    /// The events that are dead now, each with its lane.
+    pub dead: Vec<(EventId, OrderingKey)>,
+    /// The leases that were not current: nothing changed under them, and others deliver those
     /// events.
     pub stale: Vec<StaleLease>,
 }
@@ -100,147 +222,53 @@ impl Transition for Settle<'_> {
     type Outcome = Settled;
     type Refusal = core::convert::Infallible;
 
-    fn may_be_lost(&self) -> bool {
-        true
-    }
-
     fn query(&self, _now: Millis) -> Query {
-        Query::Lanes(by_lane(self.results.iter().map(|result| {
-            let named = result.confirmed.len() + usize::from(result.ended.is_some());
-            (&result.lease, named + 1)
-        })))
+        lanes_of(self.settlements.iter().map(|settlement| &settlement.lease))
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Settled>, Self::Refusal> {
-        let (mut batch, mut freed) =
-            (Batch::with_capacity(rows.as_slice().len()), Batch::with_capacity(self.results.len()));
-        let mut settled = Settled::default();
-        let mut lanes = rows.lanes().peekable();
+        let mut changes = Changes::of(self.settlements.len());
+        let mut lanes = LaneRows::of(rows);
         let mut done: Option<&LeaseRef> = None;
-        for result in &self.results {
-            let checked = match seek(&mut lanes, &result.lease.lane) {
-                None => Err(Stale::NoLane),
-                Some(_) if done.is_some_and(|lease| lease.lane == result.lease.lane) => {
-                    Err(Stale::Ended)
+        for settlement in &self.settlements {
+            let lease = &settlement.lease;
+            let again = done.is_some_and(|done| done.lane == lease.lane);
+            match current(&mut lanes, lease) {
+                Ok(_) if !again => {
+                    settlement.apply(self.policy, now, &mut changes);
+                    done = Some(lease);
                 }
-                Some(lane) => check(lane, result).map(|()| lane),
-            };
-            match checked {
-                Ok(lane) => {
-                    let row = self.settle_run(now, lane, result, &mut batch, &mut settled);
-                    freed.update(lane.revision, Record::Lane(lane.key.clone(), row));
-                    done = Some(&result.lease);
-                }
-                Err(why) => settled.stale.push(StaleLease { lease: result.lease.clone(), why }),
+                Ok(_) => changes.settled.stale.push(lease.stale(Stale::Ended)),
+                Err(why) => changes.settled.stale.push(lease.stale(why)),
             }
         }
-        batch.append(freed);
-        Ok(Decision::new(batch, settled))
+        Ok(changes.decision())
+    }
+
+    /// That all leases are current.
+    fn assume(&self, now: Millis) -> Option<Decision<Settled>> {
+        let twice =
+            self.settlements.windows(2).any(|pair| pair[0].lease.lane == pair[1].lease.lane);
+        let mut changes = Changes::of(self.settlements.len());
+        self.settlements.iter().for_each(|next| next.apply(self.policy, now, &mut changes));
+        (!twice).then(|| changes.decision())
     }
 }
 
-/// The question for the lanes of some leases, each with its first pending events.
-fn by_lane<'a>(
-    leases: impl Iterator<Item = (&'a LeaseRef, usize)>,
-) -> Vec<(crate::ids::OrderingKey, usize)> {
-    let mut lanes: Vec<_> = leases.map(|(lease, events)| (lease.lane.clone(), events)).collect();
-    lanes.sort_unstable_by(|a, b| {
-        (&a.0, core::cmp::Reverse(a.1)).cmp(&(&b.0, core::cmp::Reverse(b.1)))
-    });
-    lanes.dedup_by(|a, b| a.0 == b.0);
-    lanes
+/// The question for the lanes of some leases.
+fn lanes_of<'a>(leases: impl Iterator<Item = &'a LeaseRef>) -> Query {
+    Query::rows(leases.map(|lease| Key::Lane(lease.lane.clone())))
 }
 
-/// Whether the result was made under the current lease, for the events that it covers in their
-/// order.
-fn check(lane: LaneView<'_>, result: &RunResult) -> Result<(), Stale> {
-    let lease = lane.row.current(&result.lease)?;
-    let named = result.confirmed.iter().chain(result.ended.iter().map(|(event, _)| event));
-    let mut pending = lane.pending().take_while(|(_, row, _)| row.sequence <= lease.through);
-    for event in named {
-        if pending.next().is_none_or(|(id, _, _)| id != event) {
-            return Err(Stale::NotCovered { event: event.clone() });
-        }
-    }
-    Ok(())
+/// The row of a lane, if this lease of it is current.
+fn current<'a>(lanes: &mut LaneRows<'a>, lease: &LeaseRef) -> Result<&'a LaneRow, Stale> {
+    let row = lanes.seek(&lease.lane).ok_or(Stale::NoLane)?;
+    row.current(lease).map(|_| row)
 }
 
-impl Settle<'_> {
-    /// Settles a run and gives the row of its lane.
-    fn settle_run(
-        &self,
-        now: Millis,
-        lane: LaneView<'_>,
-        result: &RunResult,
-        batch: &mut Batch,
-        settled: &mut Settled,
-    ) -> LaneRow {
-        let mut row = lane.row.clone();
-        let mut pending = lane.pending();
-        // The starts of the first event so far are counted in the lane, with the one that is
-        // settled now.
-        let mut starts = row.starts;
-        for _ in &result.confirmed {
-            let Some((id, event, revision)) = pending.next() else { break };
-            row.confirmed = event.sequence;
-            let event = OutboxRow {
-                starts: event.starts.saturating_add(starts),
-                state: DeliveryState::Confirmed(now),
-                ..event.clone()
-            };
-            batch.update(revision, Record::Outbox(id.clone(), event));
-            settled.confirmed += 1;
-            (starts, row.starts) = (1, 0);
-        }
-        let ended =
-            result.ended.as_ref().and_then(|(_, ending)| pending.next().map(|head| (head, ending)));
-        let head_due = match ended {
-            None => {
-                if result.confirmed.is_empty() {
-                    row.starts = row.starts.saturating_sub(1);
-                }
-                pending.next().map(|(_, next, _)| next.due)
-            }
-            Some(((id, event, revision), ending)) => {
-                let mut event = event.clone();
-                let failures = event.failures.saturating_add(1);
-                let head_due = match ending {
-                    Ending::Deferred(reason) | Ending::Unavailable(reason) => {
-                        event.starts = event.starts.saturating_add(starts.saturating_sub(1));
-                        event.reason = Some(reason.clone());
-                        if let Ending::Deferred(_) = ending {
-                            event.due = now + self.policy.backoff(id, 1);
-                        }
-                        settled.released += 1;
-                        Some(event.due)
-                    }
-                    Ending::Failed(reason) if failures < self.policy.max_failures => {
-                        event.starts = event.starts.saturating_add(starts);
-                        event.failures = failures;
-                        event.due = now + self.policy.backoff(id, failures);
-                        event.reason = Some(reason.clone());
-                        settled.retried += 1;
-                        Some(event.due)
-                    }
-                    Ending::Failed(reason) | Ending::Rejected(reason) => {
-                        event.starts = event.starts.saturating_add(starts);
-                        event.failures = failures;
-                        event.state = DeliveryState::Dead(now);
-                        event.reason = Some(reason.clone());
-                        settled.dead.push(id.clone());
-                        if self.policy.when_dead == WhenDead::Block {
-                            row.blocked_by = Some(id.clone());
-                        }
-                        pending.next().map(|(_, next, _)| next.due)
-                    }
-                };
-                row.starts = 0;
-                batch.update(revision, Record::Outbox(id.clone(), event));
-                head_due
-            }
-        };
-        row.free(now, head_due);
-        row
+impl LeaseRef {
+    fn stale(&self, why: Stale) -> StaleLease {
+        StaleLease { lease: self.clone(), why }
     }
 }
 
@@ -249,7 +277,7 @@ impl Settle<'_> {
 /// | the lease is | what is written         | outcome |
 /// |--------------|-------------------------|---------|
 /// | current      | it lasts until `lease` from now, never shorter than before | in [`Renewed::leases`] |
-/// | not current  | nothing                 | in [`Renewed::stale`]: stop publishing that run |
+/// | not current  | nothing                 | in [`Renewed::stale`]: stop publishing under it |
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Renew {
     leases: Vec<LeaseRef>,
@@ -265,13 +293,18 @@ impl Renew {
         leases.dedup();
         Self { leases, lease }
     }
+
+    fn renew(&self, until: Millis, now: Millis, lease: &LeaseRef, batch: &mut Batch) {
+        let LeaseRef { lane, token } = lease.clone();
+        batch.edit(lane, token, LaneEdit::Renew { until }, now);
+    }
 }
 
 /// What was renewed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[must_use]
 pub struct Renewed {
-    /// The leases that last longer now, each with its new end.
+    /// The leases that last longer now, each with the time until which it lasts at least.
     pub leases: Vec<(LeaseRef, Millis)>,
     /// The leases that were not current.
     pub stale: Vec<StaleLease>,
@@ -281,32 +314,37 @@ impl Transition for Renew {
     type Outcome = Renewed;
     type Refusal = core::convert::Infallible;
 
-    fn may_be_lost(&self) -> bool {
-        true
-    }
-
     fn query(&self, _now: Millis) -> Query {
-        Query::Lanes(by_lane(self.leases.iter().map(|lease| (lease, 0))))
+        lanes_of(self.leases.iter())
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Renewed>, Self::Refusal> {
         let mut batch = Batch::with_capacity(self.leases.len());
-        let mut renewed = Renewed::default();
-        let mut lanes = rows.lanes().peekable();
+        let leases = Vec::with_capacity(self.leases.len());
+        let mut renewed = Renewed { leases, stale: Vec::new() };
+        let mut lanes = LaneRows::of(rows);
         for lease in &self.leases {
-            let lane = seek(&mut lanes, &lease.lane).ok_or(Stale::NoLane);
-            match lane.and_then(|lane| Ok((lane, lane.row.current(lease)?))) {
-                Err(why) => renewed.stale.push(StaleLease { lease: lease.clone(), why }),
-                Ok((lane, current)) => {
-                    let until = current.until.max(now + self.lease);
-                    let mut row = lane.row.clone();
-                    row.due = Some(until);
-                    row.lease = Some(crate::table::Lease { until, ..current.clone() });
-                    batch.update(lane.revision, Record::Lane(lease.lane.clone(), row));
+            match current(&mut lanes, lease) {
+                Err(why) => renewed.stale.push(lease.stale(why)),
+                Ok(row) => {
+                    let until = row.lease.as_ref().map_or(now, |lease| lease.until);
+                    let until = until.max(now + self.lease);
+                    self.renew(until, now, lease, &mut batch);
                     renewed.leases.push((lease.clone(), until));
                 }
             }
         }
-        Ok(Decision::new(batch, renewed))
+        Ok(Decision::new(batch, renewed).may_be_lost())
+    }
+
+    /// That all leases are current.
+    fn assume(&self, now: Millis) -> Option<Decision<Renewed>> {
+        let until = now + self.lease;
+        let mut batch = Batch::with_capacity(self.leases.len());
+        self.leases.iter().for_each(|lease| self.renew(until, now, lease, &mut batch));
+        let leases = self.leases.iter().map(|lease| (lease.clone(), until)).collect();
+        let twice = self.leases.windows(2).any(|pair| pair[0].lane == pair[1].lane);
+        let renewed = Renewed { leases, stale: Vec::new() };
+        (!twice).then(|| Decision::new(batch, renewed).may_be_lost())
     }
 }

@@ -7,17 +7,17 @@ use core::sync::atomic::Ordering::SeqCst;
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
 
-use twobox::relay::{Exchange, RelaySettings, run_exchange, run_exchange_async};
-use twobox::store::CONFLICT_TRIES;
+use twobox::call::{CallKey, Intend, Start, WhenUnknown};
+use twobox::relay::{Exchange, RelaySettings};
 use twobox::store::asynchronous::{
-    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction,
+    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, AsyncWriting,
 };
-use twobox::transition::call::{CallKey, Intend, Start, WhenUnknown};
+use twobox::store::{CONFLICT_TRIES, NoCall, asynchronous, drive};
 use twobox::{
-    Applied, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft,
-    Dump, Ending, Event, Fingerprint, Headers, Key, LeaseRef, Load, Millis, ParametersDiffer,
-    Query, Reader, Reason, Receive, Register, Registered, Renew, Request, Rows, RunError,
-    RunResult, Settle, Stats, Store, Tables, Transaction,
+    Applied, AsyncHandler, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure,
+    DeliveryPolicy, Draft, Dump, Ending, Event, Fingerprint, Handled, Headers, Inbox, Key,
+    LeaseRef, Load, Message, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register,
+    Registered, Renew, Request, Rows, RunError, Settle, Stats, Store, Tables, Transaction,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -141,13 +141,7 @@ macro_rules! each_transition {
         let (first, second) = (request("r1"), request("r2"));
         let claim = || Claim::new(&policy, name("me"), Duration::from_millis(500), 10).unwrap();
         let lease = || LeaseRef { lane: name("k"), token: NOW.get() + 1 };
-        let ended = Some((name("o1/2"), Ending::Failed(Reason::new("no"))));
-        let settle = || {
-            Settle::new(
-                &policy,
-                [RunResult { lease: lease(), confirmed: vec![name("o1/1")], ended: ended.clone() }],
-            )
-        };
+        let failed = || Some(Ending::Failed(Reason::new("no")));
         let renew = || Renew::new([lease()], Duration::from_secs(9));
         let receive = || Receive::new(name("c"), &event()).effect(Body::text("points").unwrap());
         let fail = || CountFailure::new(name("c"), &event(), Reason::new("no"), 9);
@@ -155,7 +149,9 @@ macro_rules! each_transition {
         let empty = MemoryStore::new().state();
         let registered = after(&empty, |store| drop(store.run(Register::new(&first), NOW)));
         let committed = after(&registered, |store| drop(store.run(order(&first, "o1"), NOW)));
-        let claimed = after(&committed, |store| drop(store.run(claim(), NOW)));
+        let mut leased = Vec::new();
+        let claimed = after(&committed, |store| leased = store.run(claim(), NOW).unwrap().leased);
+        let settle = || Settle::new(&policy, [leased[0].settle(1, failed())]);
         let call = || CallKey { consumer: name("c"), event: name("e") };
         let intended = after(&empty, |store| drop(store.run(Intend::new(call()), NOW)));
         let started = Start::new(call(), Duration::from_secs(1), WhenUnknown::Wait);
@@ -350,8 +346,8 @@ fn a_conflict_is_tried_again() {
     for (conflicts, expected) in [
         (0, Ok(Registered::New)),
         (CONFLICT_TRIES, Ok(Registered::New)),
-        (CONFLICT_TRIES + 1, Err(RunError::Conflict(key.clone()))),
-        (u32::MAX, Err(RunError::Conflict(key.clone()))),
+        (CONFLICT_TRIES + 1, Err(RunError::Conflict(Some(key.clone())))),
+        (u32::MAX, Err(RunError::Conflict(Some(key.clone())))),
     ] {
         let begun = conflicts.min(CONFLICT_TRIES) + 1;
         let committed = u32::from(expected.is_ok());
@@ -396,18 +392,19 @@ fn a_conflict_is_tried_again() {
 fn an_exchange_is_one_commit_and_is_tried_again() {
     let settings = RelaySettings::new(name("me")).checked().unwrap();
     let two = request("r");
+    let mut leased = Vec::new();
     let claimed = after(&MemoryStore::new().state(), |store| {
         store.run(order(&two, "o"), NOW).unwrap();
         let claim = Claim::new(&settings.policy, name("me"), settings.lease, 1).unwrap();
-        assert_eq!(store.run(claim, NOW).unwrap().runs.len(), 1);
+        leased = store.run(claim, NOW).unwrap().leased;
     });
-    let lease = LeaseRef { lane: name("k"), token: NOW.get() + 1 };
-    let settle = RunResult { lease, confirmed: vec![name("o/1")], ended: None };
+    let settle = leased[0].settle(1, None);
+    let exchange = |settle, claim| Exchange { settle, claim, claim_bytes: 1_000 };
     for (exchange, writes) in [
-        (Exchange { settle: vec![settle.clone()], claim: 0 }, true),
-        (Exchange { settle: vec![settle.clone()], claim: 9 }, true),
+        (exchange(vec![settle.clone()], 0), true),
+        (exchange(vec![settle.clone()], 9), true),
         // The lane is leased, so there is nothing to claim.
-        (Exchange { settle: vec![], claim: 9 }, false),
+        (exchange(vec![], 9), false),
     ] {
         for conflicts in [0, 1, CONFLICT_TRIES, CONFLICT_TRIES + 1, u32::MAX] {
             let rigged = || Rigged {
@@ -416,24 +413,22 @@ fn an_exchange_is_one_commit_and_is_tried_again() {
                 ..Rigged::default()
             };
             let (sync, other) = (rigged(), Yielding(rigged()));
-            let exchanged = run_exchange(&sync, &settings, NOW, exchange.clone());
-            assert_eq!(
-                block_on(run_exchange_async(&other, &settings, NOW, exchange.clone())),
-                exchanged
-            );
+            let flow = || exchange.clone().flow(&settings, NOW, false);
+            let exchanged = drive(&sync, flow(), &mut NoCall);
+            assert_eq!(block_on(asynchronous::drive(&other, flow(), NoCall)), exchanged);
             assert_eq!(other.0.inner.state(), sync.inner.state());
             assert_eq!(other.0.counts(), sync.counts());
             let (begun, _, committed) = sync.counts();
             if !writes {
                 assert_eq!((begun, committed), (1, 0));
-                assert_eq!(exchanged.unwrap().1.unwrap().runs, []);
+                assert_eq!(exchanged.unwrap().1.unwrap().leased, []);
             } else if conflicts <= CONFLICT_TRIES {
                 assert_eq!((begun, committed), (conflicts + 1, 1));
                 let (settled, claimed) = exchanged.unwrap();
                 assert_eq!(settled.unwrap().confirmed, 1);
                 // What the settlement set free is claimed in the same commit.
                 assert_eq!(
-                    claimed.map(|claimed| claimed.runs.len()),
+                    claimed.map(|claimed| claimed.leased.len()),
                     (exchange.claim > 0).then_some(1)
                 );
             } else {
@@ -445,9 +440,9 @@ fn an_exchange_is_one_commit_and_is_tried_again() {
     }
     // An exchange of nothing begins nothing.
     let (sync, other) = (Rigged::default(), Yielding(Rigged::default()));
-    let nothing = Exchange { settle: vec![], claim: 0 };
-    assert_eq!(run_exchange(&sync, &settings, NOW, nothing.clone()), Ok((None, None)));
-    assert_eq!(block_on(run_exchange_async(&other, &settings, NOW, nothing)), Ok((None, None)));
+    let nothing = || exchange(vec![], 0).flow(&settings, NOW, false);
+    assert_eq!(drive(&sync, nothing(), &mut NoCall), Ok((None, None)));
+    assert_eq!(block_on(asynchronous::drive(&other, nothing(), NoCall)), Ok((None, None)));
     assert_eq!((sync.counts(), other.0.counts()), ((0, 0, 0), (0, 0, 0)));
 }
 
@@ -464,10 +459,38 @@ fn run_is_send<'a, S: AsyncStore>(
     sendable(store.run(Register::new(request), NOW))
 }
 
+/// For any store and any handler that is a type of its own.
+async fn receive_is_send<S: AsyncStore + Send>(
+    inbox: &Inbox<&S>,
+    message: &Message,
+    mut handler: impl for<'a> AsyncHandler<S::Tx<'a>>,
+) -> bool {
+    let receiving = inbox.receive_with(core::slice::from_ref(message), NOW, &mut handler);
+    sendable(receiving).await.is_ok()
+}
+
+struct Nothing;
+
+impl<X: AsyncTables> AsyncHandler<X> for Nothing {
+    type Error = String;
+
+    async fn handle(
+        &mut self,
+        tx: &mut AsyncWriting<'_, X>,
+        _message: &Message,
+    ) -> Result<Handled, String> {
+        let _ = tx.load(&Query::none()).await.map_err(|error| error.to_string())?;
+        Ok(Handled::Done)
+    }
+}
+
 #[test]
 fn futures_can_be_sent() {
     let store = Yielding(MemoryStore::new());
     let two = request("r");
+    let place = twobox::LanePlace { begun: NOW, sequence: 1, after: 0 };
+    let message = Message { event: event(), place, attempt: 1 };
+    assert!(block_on(receive_is_send(&Inbox::new(&store, name("c")), &message, Nothing)));
     let _ = block_on(run_is_send(&store, &two));
     let mut view = block_on(sendable(store.view())).unwrap();
     let _ = block_on(sendable(Dump::of_async(&mut view))).unwrap();

@@ -2,16 +2,13 @@
 //! wrong row or a panic.
 
 use proptest::prelude::*;
-use twobox::codec::{
-    Damaged, Decoder, IndexPart, decode, decode_index_entry, encode_index_entry, encode_index_part,
-    encode_key, encode_value, indexed_row, is_in_index_part,
-};
+use twobox::codec::{Damaged, Decoder, decode, decode_revision, encode_key, encode_value};
 use twobox::{
-    Batch, Body, Change, DeliveryState, Event, EventId, Fingerprint, Headers, IndexEntry, Key,
-    Millis, OrderingKey, Placed, Record, RequestKey, RequestRow, Revision, Stored, Table,
+    Batch, Body, Change, DeliveryState, Event, EventId, EventRow, Fingerprint, Headers, IndexEntry,
+    Key, Millis, OutboxRow, PlacedOrder, Record, RequestKey, RequestRow, Revision, Stored, Table,
 };
 
-use crate::support::{insert, name, names, numbers, pending, records, stored, times};
+use crate::support::{insert, name, numbers, pending, records, stored};
 
 fn key_bytes(key: &Key) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -25,25 +22,8 @@ fn value_bytes(stored: &Stored) -> Vec<u8> {
     bytes
 }
 
-fn entry_bytes(entry: &IndexEntry) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    encode_index_entry(entry, &mut bytes);
-    bytes
-}
-
 fn rows() -> impl Strategy<Value = Stored> {
     (records(), numbers()).prop_map(|(record, revision)| stored(revision, record))
-}
-
-fn entries() -> impl Strategy<Value = IndexEntry> {
-    let lanes = || names::<OrderingKey>(OrderingKey::MAX);
-    let ids = || names::<EventId>(EventId::MAX);
-    prop_oneof![
-        (times(), lanes()).prop_map(|(due, lane)| IndexEntry::Due(due, lane)),
-        (lanes(), numbers(), ids())
-            .prop_map(|(lane, sequence, id)| IndexEntry::Pending(lane, sequence, id)),
-        ids().prop_map(IndexEntry::Dead),
-    ]
 }
 
 /// What was read must be what would have been written: no two rows of bytes for one row.
@@ -52,13 +32,6 @@ fn canonical(table: Table, key: &[u8], value: &[u8]) -> Result<(), TestCaseError
         prop_assert_eq!(row.record.table(), table);
         prop_assert_eq!(key_bytes(&row.record.key()), key);
         prop_assert_eq!(value_bytes(&row), value, "{:?}", row);
-    }
-    Ok(())
-}
-
-fn canonical_entry(bytes: &[u8]) -> Result<(), TestCaseError> {
-    if let Ok(entry) = decode_index_entry(bytes) {
-        prop_assert_eq!(entry_bytes(&entry), bytes, "{:?}", entry);
     }
     Ok(())
 }
@@ -100,10 +73,17 @@ proptest! {
         let value = value_bytes(&row);
         each_damage(&key_bytes(&row.record.key()), |damaged| canonical(row.record.table(), damaged, &value))?;
     }
+}
 
-    #[test]
-    fn a_damaged_index_entry_is_found_or_is_another_one(entry in entries()) {
-        each_damage(&entry_bytes(&entry), canonical_entry)?;
+/// What is written can be read, whatever a transition of a program's own puts in a row.
+#[test]
+fn a_number_beyond_the_largest_is_written_as_the_largest() {
+    let row = |number| Record::Outbox(name("e"), pending("a", number));
+    for beyond in [i64::MAX as u64 + 1, u64::MAX] {
+        let largest = stored(i64::MAX as u64, row(i64::MAX as u64));
+        assert_eq!(value_bytes(&stored(beyond, row(beyond))), value_bytes(&largest));
+        let key = key_bytes(&largest.record.key());
+        assert_eq!(decode(Table::Outbox, &key, &value_bytes(&largest)), Ok(largest));
     }
 }
 
@@ -112,11 +92,6 @@ proptest! {
     fn a_row_comes_back(row in rows()) {
         let key = row.record.key();
         prop_assert_eq!(decode(row.record.table(), &key_bytes(&key), &value_bytes(&row)).unwrap(), row);
-    }
-
-    #[test]
-    fn an_index_entry_comes_back(entry in entries()) {
-        prop_assert_eq!(decode_index_entry(&entry_bytes(&entry)).unwrap(), entry);
     }
 
     /// Names that were read before are read as if they were not.
@@ -129,23 +104,15 @@ proptest! {
         }
     }
 
+    /// What is read of a row without the rest of it is what is in it.
     #[test]
-    fn an_index_entry_leads_to_its_row_and_is_of_its_parts(entry in entries(), other in entries()) {
-        let bytes = entry_bytes(&entry);
-        prop_assert_eq!(indexed_row(&bytes).unwrap(), (entry.key().table(), &key_bytes(&entry.key())[..]));
-        let same_kind = core::mem::discriminant(&entry) == core::mem::discriminant(&other);
-        let whole = match &other {
-            IndexEntry::Due(..) => IndexPart::Due,
-            IndexEntry::Pending(..) => IndexPart::AllPending,
-            IndexEntry::Dead(_) => IndexPart::Dead,
-        };
-        prop_assert_eq!(is_in_index_part(whole, &bytes), same_kind);
-        if let IndexEntry::Pending(lane, ..) = &other {
-            let same = matches!(&entry, IndexEntry::Pending(of, ..) if of == lane);
-            prop_assert_eq!(is_in_index_part(IndexPart::Pending(lane), &bytes), same);
-            let mut begins = Vec::new();
-            encode_index_part(IndexPart::Pending(lane), &mut begins);
-            prop_assert_eq!(bytes.starts_with(&begins), same);
+    fn a_part_is_read_as_the_whole(row in rows()) {
+        let value = value_bytes(&row);
+        prop_assert_eq!(decode_revision(row.record.table(), &value), Ok(row.revision));
+        if let Record::Event(event) = &row.record {
+            let key = key_bytes(&row.record.key());
+            let found = Decoder::default().untouched(&key, &value).unwrap();
+            prop_assert_eq!(found, (event.event.id.clone(), OutboxRow::untouched(event)));
         }
     }
 
@@ -175,16 +142,8 @@ proptest! {
     }
 
     #[test]
-    fn index_entries_sort_as_their_bytes(a in entries(), b in entries()) {
-        prop_assert_eq!(a.cmp(&b), entry_bytes(&a).cmp(&entry_bytes(&b)), "{:?} {:?}", a, b);
-    }
-
-    #[test]
     fn any_bytes_are_a_row_or_damaged(key in prop::collection::vec(any::<u8>(), 0..20), value in prop::collection::vec(any::<u8>(), 0..80)) {
         Table::ALL.into_iter().try_for_each(|table| canonical(table, &key, &value))?;
-        canonical_entry(&value)?;
-        // Index entries begin with their kind, which bytes at random seldom do.
-        (0..5).try_for_each(|kind| canonical_entry(&[&[kind], &value[..]].concat()))?;
     }
 
     /// What follows a key that is right: small bytes are the ones that mean something.
@@ -210,11 +169,9 @@ fn outbox(value: &[u8]) -> Result<Stored, Damaged> {
 /// A length that is larger than what follows must not be believed, however large it is.
 #[test]
 fn a_length_is_not_believed() {
-    for length in [
-        &[0x7f][..],
-        &[0xff, 0xff, 0x03],
-        &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
-    ] {
+    for length in
+        [&[0x7f][..], &[0xff, 0xff, 0x03], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]]
+    {
         let value = [&[1][..], length, b"abc"].concat();
         let damaged = outbox(&value).unwrap_err();
         assert_eq!(
@@ -247,36 +204,12 @@ fn a_number_has_one_form() {
     ] {
         assert_eq!(outbox(&[revision, &good[1..]].concat()).unwrap_err().what, what);
     }
-    let largest =
-        [&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01][..], &good[1..]].concat();
-    assert_eq!(outbox(&largest).unwrap().revision, Revision::from_stored(u64::MAX));
-}
-
-/// An error says which table the damage is in, and what it is.
-#[test]
-fn a_damaged_index_entry_says_what_is_wrong() {
-    let short = "a short number in its index";
-    for (bytes, table, what) in [
-        (&b""[..], Table::Outbox, "no kind in its index"),
-        (b"\0a", Table::Outbox, "no kind in its index"),
-        (b"\x04a", Table::Outbox, "no kind in its index"),
-        (b"\x01", Table::Lanes, short),
-        (b"\x01\0\0\0\0\0\0\0", Table::Lanes, short),
-        (b"\x01\0\0\0\0\0\0\0\0", Table::Lanes, "ordering key is empty; give it 1 to 128 bytes"),
-        (b"\x02a", Table::Outbox, "no separator in its index"),
-        (b"\x02a\0", Table::Outbox, short),
-        (b"\x02a\0\0\0\0\0\0\0\0", Table::Outbox, short),
-        (
-            b"\x02\0\0\0\0\0\0\0\0\0e",
-            Table::Outbox,
-            "ordering key is empty; give it 1 to 128 bytes",
-        ),
-        (b"\x02a\0\0\0\0\0\0\0\0\0", Table::Outbox, "event id is empty; give it 1 to 160 bytes"),
-        (b"\x03", Table::Outbox, "event id is empty; give it 1 to 160 bytes"),
-    ] {
-        let what = Damaged { table, what: what.to_owned() };
-        assert_eq!(decode_index_entry(bytes), Err(what), "{bytes:?}");
-    }
+    // The largest is that of a signed 64-bit column.
+    let nines = [0xff; 8];
+    let largest = [&nines[..], &[0x7f], &good[1..]].concat();
+    assert_eq!(outbox(&largest).unwrap().revision, Revision::from_stored(i64::MAX as u64));
+    let larger = [&nines[..], &[0xff, 0x01], &good[1..]].concat();
+    assert!(outbox(&larger).is_err());
 }
 
 /// The eight names that a decoder has read last are kept once, however often they come again.
@@ -304,18 +237,23 @@ fn names_that_come_again_are_shared() {
 /// A list is as long as a constructor allows, and a length beyond that is not believed.
 #[test]
 fn a_list_has_its_limit() {
-    for (events, what) in [(0, None), (256, None), (257, Some("a list of 257, the limit is 256"))] {
+    let row = |events| {
         let events = (0..events).map(|n| name(&format!("e{n}"))).collect();
-        let placed = Some(Placed { order: name("o"), events, at: Millis::new(1) });
+        let placed = Some(PlacedOrder { order: name("o"), events, at: Millis::new(1) });
         let fingerprint = Fingerprint::of([("item", "notebook")]);
         let row = RequestRow { fingerprint, registered_at: Millis::new(1), placed };
-        let row = stored(1, Record::Request(RequestKey::new("s", "r").unwrap(), row));
-        let decoded = decode(Table::Requests, b"s\0r", &value_bytes(&row));
-        assert_eq!(
-            decoded.map_err(|damaged| damaged.what),
-            what.map_or(Ok(row), |what| Err(what.to_owned()))
-        );
+        stored(1, Record::Request(RequestKey::new("s", "r").unwrap(), row))
+    };
+    for events in [0, 256] {
+        let decoded = decode(Table::Requests, b"s\0r", &value_bytes(&row(events)));
+        assert_eq!(decoded, Ok(row(events)));
     }
+    // 256 becomes 257; what follows are texts and small numbers.
+    let mut value = value_bytes(&row(256));
+    let at = value.windows(2).rposition(|bytes| bytes == [0x80, 0x02]).unwrap();
+    value[at] = 0x81;
+    let damaged = decode(Table::Requests, b"s\0r", &value).unwrap_err();
+    assert_eq!(damaged.what, "a list of 257, the limit is 256");
 }
 
 /// Headers are stored in their order, each name once.
@@ -337,7 +275,8 @@ fn headers_that_were_never_written_so_are_damaged() {
             headers,
             body: Body::text("x").unwrap(),
         };
-        encode_value(&Record::Event(event), Revision::FIRST, &mut value);
+        let row = EventRow { event, sequence: 1, due: Millis::new(1) };
+        encode_value(&Record::Event(row), Revision::FIRST, &mut value);
         value
     };
     let good = event(&[("n1", "v"), ("n2", "v")]);
@@ -360,10 +299,7 @@ fn headers_that_were_never_written_so_are_damaged() {
 #[test]
 fn texts_that_were_made_to_fit_are_damaged_if_they_do_not() {
     let mut value = Vec::new();
-    let row = twobox::OutboxRow {
-        reason: Some(twobox::Reason::new("no\u{20}answer")),
-        ..pending("a", 1)
-    };
+    let row = OutboxRow { reason: Some(twobox::Reason::new("no\u{20}answer")), ..pending("a", 1) };
     encode_value(&Record::Outbox(name("e"), row), Revision::FIRST, &mut value);
     assert!(outbox(&value).is_ok());
     let at = value.iter().rposition(|byte| *byte == b' ').unwrap();
@@ -376,22 +312,25 @@ fn texts_that_were_made_to_fit_are_damaged_if_they_do_not() {
 #[test]
 fn index_entries_follow_from_the_row() {
     let at = Millis::new(7);
-    for (state, entry) in [
-        (DeliveryState::Pending, Some(IndexEntry::Pending(name("a"), 3, name("e")))),
-        (DeliveryState::Dead(at), Some(IndexEntry::Dead(name("e")))),
-        (DeliveryState::Confirmed(at), None),
-        (DeliveryState::Discarded(at), None),
-        (DeliveryState::Cancelled(at), None),
+    let place = || IndexEntry::Place(name("a"), 3, name("e"));
+    for (state, moved, entry) in [
+        (DeliveryState::Pending, false, None),
+        (DeliveryState::Pending, true, Some(place())),
+        (DeliveryState::Dead(at), false, Some(IndexEntry::Dead(name("e")))),
+        (DeliveryState::Dead(at), true, Some(IndexEntry::Dead(name("e")))),
+        (DeliveryState::Discarded(at), true, None),
+        (DeliveryState::Cancelled(at), true, None),
     ] {
-        let row = twobox::OutboxRow { state, ..pending("a", 3) };
+        let row = OutboxRow { state, moved, ..pending("a", 3) };
         assert_eq!(Record::Outbox(name("e"), row).index_entry(), entry);
     }
-    for due in [None, Some(at)] {
-        let row = twobox::LaneRow { due, ..crate::support::LANE };
-        assert_eq!(
-            Record::Lane(name("a"), row).index_entry(),
-            due.map(|due| IndexEntry::Due(due, name("a")))
-        );
+    let blocked = Some(name::<EventId>("e"));
+    for (due, blocked_by, stands) in
+        [(None, None, None), (Some(at), None, Some(at)), (None, blocked, Some(Millis::MAX))]
+    {
+        let row = twobox::LaneRow { due, blocked_by, ..crate::support::LANE };
+        let entry = stands.map(|at| IndexEntry::Due(at, name("a")));
+        assert_eq!(Record::Lane(name("a"), row).index_entry(), entry);
     }
 }
 
@@ -406,15 +345,4 @@ fn a_known_name_is_not_right_everywhere() {
     let damaged = decoder.decode(Table::Lanes, &key, &value_bytes(&lane)).unwrap_err();
     assert!(damaged.what.contains("ordering key is 160 bytes long"), "{damaged}");
     assert_eq!(decoder.decode(Table::Lanes, b"a", &value_bytes(&lane)).unwrap(), lane);
-}
-
-/// A lane whose name is the beginning of another's has its own events alone.
-#[test]
-fn parts_of_lanes_end_with_the_name() {
-    let entry = entry_bytes(&IndexEntry::Pending(name("customer-10"), 1, name("e")));
-    for (lane, is) in
-        [("customer-1", false), ("customer-10", true), ("customer-100", false), ("c", false)]
-    {
-        assert_eq!(is_in_index_part(IndexPart::Pending(&name(lane)), &entry), is, "{lane}");
-    }
 }

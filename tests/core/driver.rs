@@ -7,7 +7,7 @@ use twobox::store::CONFLICT_TRIES;
 use twobox::{
     Applied, Batch, Body, CommitOrder, Consumer, Draft, Event, EventId, Expect, Fingerprint, Key,
     Load, Millis, ParametersDiffer, Query, Reader, Receive, Received, Record, Register, Registered,
-    Request, Revision, Rows, RunError, Store, Stored, Tables, Transaction,
+    Request, Revision, Rows, RunError, Store, StoreError, Stored, Tables, Transaction,
 };
 use twobox_memory::{MemoryStore, MemoryTransaction, State};
 
@@ -39,6 +39,8 @@ fn take(left: &AtomicU32) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the disk is {0}")]
 pub(crate) struct DiskError(&'static str);
+
+impl StoreError for DiskError {}
 
 #[derive(Debug)]
 pub(crate) struct RiggedTransaction<'a> {
@@ -94,7 +96,7 @@ impl Tables for RiggedTransaction<'_> {
             return Err(DiskError("full"));
         }
         if take(&self.store.conflicts) {
-            return Ok(Applied::Conflict(batch.changes()[0].key()));
+            return Ok(Applied::Conflict(Some(batch.changes()[0].key())));
         }
         Ok(self.inner.apply(batch).unwrap())
     }
@@ -122,7 +124,7 @@ impl Rigged {
     }
 
     fn has(&self, key: Key) -> bool {
-        !self.inner.state().load(&Query::rows([key])).unwrap().as_slice().is_empty()
+        !self.inner.state().load(&Query::rows([key])).unwrap().rows.is_empty()
     }
 }
 
@@ -198,16 +200,16 @@ fn a_conflict_is_tried_again() {
     for conflicts in [CONFLICT_TRIES + 1, u32::MAX] {
         let store = Rigged { conflicts: conflicts.into(), ..Rigged::default() };
         let conflict = store.run(Register::new(&two), NOW).unwrap_err();
-        assert_eq!(conflict, RunError::Conflict(key.clone()));
+        assert_eq!(conflict, RunError::Conflict(Some(key.clone())));
         assert_eq!(
             conflict.to_string(),
-            "another transaction has changed requests s/r in the meantime; roll back and run it again"
+            "another transaction was in the way at requests s/r; roll back and run it again"
         );
         assert_eq!(store.counts(), (CONFLICT_TRIES + 1, CONFLICT_TRIES + 1, 0));
 
         let store = Rigged { conflicts: conflicts.into(), ..Rigged::default() };
         let written = store.write(NOW, |tx| tx.run(Register::new(&two)));
-        assert_eq!(written, Err(RunError::Conflict(key.clone())));
+        assert_eq!(written, Err(RunError::Conflict(Some(key.clone()))));
         assert_eq!(store.counts(), (CONFLICT_TRIES + 1, CONFLICT_TRIES + 1, 0));
         assert!(store.is_empty());
     }
@@ -222,7 +224,7 @@ fn a_conflict_in_a_lent_transaction_is_handed_up() {
     let mut tx = store.begin().unwrap();
     assert_eq!(
         tx.run(Register::new(&two), NOW),
-        Err(RunError::Conflict(Key::Request(two.key.clone())))
+        Err(RunError::Conflict(Some(Key::Request(two.key.clone()))))
     );
     assert_eq!(store.counts(), (1, 1, 0));
     // Its owner may run it again in the same transaction, since a conflict wrote nothing.
@@ -310,7 +312,7 @@ fn a_conflict_that_is_ignored_rolls_the_write_back() {
     for (conflicts, result) in [
         (1, Ok(2)),
         (CONFLICT_TRIES, Ok(CONFLICT_TRIES + 1)),
-        (u32::MAX, Err(RunError::Conflict(Key::Request(two.key.clone())))),
+        (u32::MAX, Err(RunError::Conflict(Some(Key::Request(two.key.clone()))))),
     ] {
         for fails in [false, true] {
             let store = Rigged { conflicts: conflicts.into(), ..Rigged::default() };
@@ -429,5 +431,5 @@ fn an_effect_is_applied_once() {
         .unwrap()
         .load(&Query::Walk { table: twobox::Table::Effects, after: None, limit: 9 })
         .unwrap();
-    assert!(matches!(effects.as_slice(), [Stored { record: Record::Effect(..), .. }]));
+    assert!(matches!(&effects.rows[..], [Stored { record: Record::Effect(..), .. }]));
 }

@@ -7,6 +7,7 @@
 
 mod asynchronous;
 mod codec;
+mod delivery;
 mod driver;
 mod fingerprint;
 mod limits;

@@ -1,20 +1,18 @@
 //! Purge, row by row of its truth table: what goes, what stays, and at which age (P7).
 
-use core::convert::Infallible;
 use core::num::NonZeroU16;
 use core::time::Duration;
 
-use twobox::relay::{Message, RelaySettings};
+use twobox::relay::RelaySettings;
 use twobox::{
-    Body, CallRow, CallState, Change, Checked, Claim, CommitOrder, Decision, DeliveryPolicy,
-    DeliveryState, Draft, Fingerprint, Handled, Inbox, InboxRow, InboxState, Key, LaneRow, Load,
-    Millis, OrderRow, OutboxRow, Placed, PositionRow, Purge, Purged, Query, Reader, Reason,
-    Receipt, Record, Request, RequestKey, RequestRow, Retention, Revision, Rows, Store, Stored,
-    Table, Transition, purge_all,
+    Body, CallRow, CallState, Checked, Claim, CommitOrder, DeliveryPolicy, DeliveryState, Draft,
+    Dump, EventRow, Fingerprint, Finished, Handled, Inbox, InboxRow, InboxState, Key, LaneRow,
+    Millis, OrderRow, OutboxRow, PlacedOrder, PositionRow, Purge, Query, Reader, Reason, Receipt,
+    Record, Request, RequestKey, RequestRow, Retention, Store, Table, Transition, purge_all,
 };
 use twobox_memory::MemoryStore;
 
-use crate::support::{LANE, hasty, lane, lease, ms, name, outbox, pending, stored, text, writes};
+use crate::support::{LANE, hasty, lane, lease, ms, name, outbox, pending, store_of, text};
 
 const AGE: Duration = Duration::from_secs(600);
 /// Rows that came into their state at [`AT`] have had it for [`AGE`].
@@ -33,141 +31,179 @@ fn retention(age: Duration) -> Checked<Retention> {
     kept.checked(&hasty()).unwrap()
 }
 
-/// What a purge decides about these rows now.
-fn decide(purge: &Purge<'_>, rows: &[Stored]) -> Result<Decision<Purged>, Infallible> {
-    purge.decide(NOW, &Rows::new(rows.to_vec()))
-}
-
 fn limit(rows: u16) -> NonZeroU16 {
     NonZeroU16::new(rows).unwrap()
 }
 
-/// What is removed if there is this row alone: at its retention nothing, and right after it this
-/// row, with what goes with it.
-fn goes(record: &Record, with: Option<Key>) {
-    let rows = [stored(5, record.clone())];
-    let key = record.key();
-    let removal = |expect, key| Change::Delete { expect: Revision::from_stored(expect), key };
-    let gone =
-        [removal(5, key)].into_iter().chain(with.map(|key| removal(Revision::FIRST.get(), key)));
-    let purge = |age| {
-        // Positions are kept twice as long as the rest.
-        let kept = retention(if record.table() == Table::Positions { age / 2 } else { age });
-        decide(&Purge::new(&kept, record.table(), limit(10)), &rows)
-    };
-    assert_eq!(
-        purge(AGE - Duration::from_millis(1)),
-        writes(gone, Purged { removed: 1, next: None }),
-        "{record:?}"
-    );
-    assert_eq!(purge(AGE), writes([], Purged { removed: 0, next: None }), "{record:?}");
+/// The keys that a purge of this table removes from a store with these rows.
+fn purged(table: Table, rows: &[Record], kept: &Checked<Retention>) -> Vec<Key> {
+    let store = store_of(rows.iter().cloned());
+    let purged = store.run(Purge::new(kept, table, limit(10)), NOW).unwrap();
+    let left = Dump::of(&mut store.view().unwrap()).unwrap();
+    let is_left = |key: &Key| left.records().iter().any(|record| record.key() == *key);
+    let mut gone: Vec<Key> = rows.iter().map(Record::key).filter(|key| !is_left(key)).collect();
+    gone.sort();
+    let with_others = gone.iter().filter(|key| key.table() == table).count();
+    assert_eq!((purged.removed, purged.next), (with_others, None));
+    gone
+}
+
+/// The first row goes with these others once it is past its retention, and at it nothing does.
+fn goes(rows: &[Record], with: &[Key]) {
+    let table = rows[0].table();
+    // Positions are kept twice as long as the rest.
+    let kept = |age| retention(if table == Table::Positions { age / 2 } else { age });
+    let mut gone = [&[rows[0].key()], with].concat();
+    gone.sort();
+    assert_eq!(purged(table, rows, &kept(AGE - Duration::from_millis(1))), gone);
+    assert_eq!(purged(table, rows, &kept(AGE)), [], "{rows:?}");
 }
 
 /// However old it is.
-fn stays(record: Record) {
-    let purge = decide(
-        &Purge::new(&retention(Retention::SHORTEST), record.table(), limit(10)),
-        &[stored(5, record.clone())],
-    );
-    assert_eq!(purge, writes([], Purged { removed: 0, next: None }), "{record:?}");
+fn stays(rows: &[Record]) {
+    assert_eq!(purged(rows[0].table(), rows, &retention(Retention::SHORTEST)), []);
+}
+
+fn event(id: &str, sequence: u64, time: Millis) -> Record {
+    let event = twobox::Event {
+        id: name(id),
+        order: name("o"),
+        event_type: name("order.created"),
+        schema_version: 1,
+        ordering_key: name("a"),
+        time,
+        headers: twobox::Headers::new(),
+        body: text("event"),
+    };
+    Record::Event(EventRow { event, sequence, due: time })
+}
+
+/// A lane that has moved past its first event, and has another one at 5 that is not due yet.
+fn moved_on() -> Record {
+    lane("a", LaneRow { next: 6, head: 2, due: Some(Millis::MAX), ..LANE })
 }
 
 #[test]
 fn events() {
-    for state in
-        [DeliveryState::Confirmed(AT), DeliveryState::Discarded(AT), DeliveryState::Cancelled(AT)]
-    {
-        goes(&outbox("e", OutboxRow { state, ..pending("a", 1) }), Some(Key::Event(name("e"))));
+    // Confirmed, by its lane alone: it counts from its commit.
+    goes(&[event("e", 1, AT), moved_on()], &[]);
+    // Confirmed after failures.
+    let failed = outbox("e", OutboxRow { failures: 3, ..pending("a", 1) });
+    goes(&[event("e", 1, AT), moved_on(), failed], &[Key::Outbox(name("e"))]);
+    for state in [DeliveryState::Discarded(AT), DeliveryState::Cancelled(AT)] {
+        let row = outbox("e", OutboxRow { state, ..pending("a", 1) });
+        goes(&[event("e", 1, ms(0)), moved_on(), row], &[Key::Outbox(name("e"))]);
     }
-    for state in [DeliveryState::Pending, DeliveryState::Dead(ms(0))] {
-        stays(outbox("e", OutboxRow { state, ..pending("a", 1) }));
-    }
+    // Pending, leased, redriven, dead.
+    stays(&[event("e", 5, ms(0)), moved_on()]);
+    let held = LaneRow { lease: Some(lease("me", 1, 5)), next: 6, head: 2, ..LANE };
+    stays(&[event("e", 5, ms(0)), lane("a", LaneRow { due: Some(ms(1)), ..held })]);
+    let row = outbox("e", OutboxRow { moved: true, ..pending("a", 5) });
+    stays(&[event("e", 1, ms(0)), moved_on(), row]);
+    let row = outbox("e", OutboxRow { state: DeliveryState::Dead(ms(0)), ..pending("a", 1) });
+    stays(&[event("e", 1, ms(0)), moved_on(), row]);
 }
 
+/// A lane that was purged counts anew, so none of its events may be left.
 #[test]
 fn lanes() {
-    let idle = || LaneRow { changed_at: AT, ..LANE };
-    goes(&lane("a", idle()), None);
-    stays(lane("a", LaneRow { due: Some(ms(100)), ..LANE }));
-    stays(lane("a", LaneRow { blocked_by: Some(name("e")), ..LANE }));
-    stays(lane("a", LaneRow { lease: Some(lease("me", 1, 1)), ..LANE }));
+    let idle = || lane("a", LaneRow { next: 6, head: 6, changed_at: AT, ..LANE });
+    goes(&[idle()], &[]);
+    stays(&[idle(), event("e", 1, ms(0))]);
+    stays(&[lane("a", LaneRow { next: 2, due: Some(ms(100)), ..LANE }), event("e", 1, ms(0))]);
+    let blocked = LaneRow { next: 2, head: 2, blocked_by: Some(name("e")), ..LANE };
+    let dead = outbox("e", OutboxRow { state: DeliveryState::Dead(ms(0)), ..pending("a", 1) });
+    stays(&[lane("a", blocked), event("e", 1, ms(0)), dead]);
 }
 
 #[test]
 fn requests_and_orders() {
     let key = || RequestKey::new("s", "r").unwrap();
     let request = |placed| {
-        Record::Request(
-            key(),
-            RequestRow {
-                fingerprint: Fingerprint::of([("item", "notebook")]),
-                registered_at: ms(0),
-                placed,
-            },
-        )
+        let fingerprint = Fingerprint::of([("item", "notebook")]);
+        Record::Request(key(), RequestRow { fingerprint, registered_at: ms(0), placed })
     };
-    goes(&request(Some(Placed { order: name("o"), events: vec![name("e")], at: AT })), None);
-    stays(request(None));
+    let placed = PlacedOrder { order: name("o"), events: vec![name("e")], at: AT };
+    goes(&[request(Some(placed))], &[]);
+    stays(&[request(None)]);
 
-    let order = Record::Order(
-        name("o"),
-        OrderRow { request: key(), committed_at: AT, body: text("order") },
-    );
-    goes(&order, None);
+    let order = OrderRow { request: key(), committed_at: AT, body: text("order") };
+    let order = Record::Order(name("o"), order);
+    goes(std::slice::from_ref(&order), &[]);
     let kept = Retention { orders: None, ..Retention::default() }.checked(&hasty()).unwrap();
-    let purge = decide(&Purge::new(&kept, Table::Orders, limit(10)), &[stored(5, order)]);
-    assert_eq!(purge, writes([], Purged { removed: 0, next: None }));
+    assert_eq!(purged(Table::Orders, &[order], &kept), []);
 }
 
 #[test]
 fn what_consumers_keep() {
     let inbox = |state, at, effect| {
         let content = Fingerprint::of([("a", "b")]).digest();
-        Record::Inbox(
-            name("c"),
-            name("e"),
-            InboxRow { content, at, state, failures: 0, reason: None, effect },
-        )
+        let row = InboxRow { content, at, state, failures: 0, reason: None, effect };
+        Record::Inbox(name("c"), name("e"), row)
     };
-    goes(&inbox(InboxState::Applied, AT, false), None);
-    goes(&inbox(InboxState::Applied, AT, true), Some(Key::Effect(name("c"), name("e"))));
-    stays(inbox(InboxState::Failing, ms(0), false));
-    stays(inbox(InboxState::Poisoned, ms(0), false));
+    goes(&[inbox(InboxState::Applied, AT, false)], &[]);
+    let effect = Record::Effect(name("c"), name("e"), text("points"));
+    goes(&[inbox(InboxState::Applied, AT, true), effect.clone()], &[effect.key()]);
+    stays(&[inbox(InboxState::Failing, ms(0), false)]);
+    stays(&[inbox(InboxState::Poisoned, ms(0), false)]);
 
-    let position =
-        Record::Position(name("c"), name("k"), PositionRow { begun: ms(0), sequence: 1, at: AT });
-    goes(&position, None);
+    let row = PositionRow { begun: ms(0), sequence: 1, at: AT };
+    let position = Record::Position(name("c"), name("k"), row);
+    goes(std::slice::from_ref(&position), &[]);
     let kept = Retention { positions: None, ..Retention::default() }.checked(&hasty()).unwrap();
-    let purge = decide(&Purge::new(&kept, Table::Positions, limit(10)), &[stored(5, position)]);
-    assert_eq!(purge, writes([], Purged { removed: 0, next: None }));
+    assert_eq!(purged(Table::Positions, &[position], &kept), []);
 
     let call = |state, at| {
         Record::Call(name("c"), name("e"), CallRow { state, at, starts: 1, note: None })
     };
-    goes(&call(CallState::Done, AT), None);
+    goes(&[call(CallState::Done, AT)], &[]);
     for state in [CallState::Intended, CallState::Started, CallState::Unknown] {
-        stays(call(state, ms(0)));
+        stays(&[call(state, ms(0))]);
     }
 }
 
-/// F16: page by page, and the next one begins after the last row that was looked at, whether it
-/// went or stayed.
+/// What a purge asks for: what is finished and older than its retention, page by page. For what is
+/// kept for ever, and at a time before which nothing can be old, it asks for nothing.
+#[test]
+fn what_a_purge_asks_for() {
+    let kept = retention(AGE);
+    let until = NOW.before(AGE + Duration::from_millis(1));
+    let page = Purge::new(&kept, Table::Events, limit(3));
+    let asked = |table, after| Query::Finished(Finished { table, until, after, limit: 3 });
+    assert_eq!(page.query(NOW), asked(Table::Events, None));
+    let key = Key::Lane(name("a"));
+    assert_eq!(page.clone().after(key.clone()).query(NOW), asked(Table::Lanes, Some(key)));
+    assert_eq!(page.query(ms(600_000)), Query::none());
+    assert!(page.query(ms(600_001)) != Query::none());
+    let forever = Retention::default().checked(&hasty()).unwrap();
+    for table in [Table::Orders, Table::Positions, Table::Outbox, Table::Effects] {
+        assert_eq!(Purge::new(&forever, table, limit(3)).query(NOW), Query::none());
+    }
+    assert!(page.assume(NOW).is_none());
+}
+
+/// F16: page by page, and the next one begins after the last row that was removed.
 #[test]
 fn a_page_is_full_or_the_last() {
     let kept = retention(Retention::SHORTEST);
-    let confirmed = |id| {
-        stored(5, outbox(id, OutboxRow { state: DeliveryState::Confirmed(AT), ..pending("a", 1) }))
-    };
-    let rows = [confirmed("e1"), confirmed("e2"), stored(5, outbox("e3", pending("a", 3)))];
-    for (most, next) in [(3, Some(Key::Outbox(name("e3")))), (4, None)] {
-        let purged = decide(&Purge::new(&kept, Table::Outbox, limit(most)), &rows).unwrap().outcome;
-        assert_eq!(purged, Purged { removed: 2, next });
+    let rows = [event("e1", 1, AT), event("e2", 2, AT), event("e3", 3, AT), {
+        lane("a", LaneRow { next: 6, head: 4, due: Some(Millis::MAX), ..LANE })
+    }];
+    for (most, removed) in [(1, vec![1, 1, 1]), (2, vec![2, 1]), (4, vec![3])] {
+        let store = store_of(rows.iter().cloned());
+        let mut page = Some(Purge::new(&kept, Table::Events, limit(most)));
+        let mut found = Vec::new();
+        while let Some(next) = page {
+            let purged = store.run(&next, NOW).unwrap();
+            found.push(purged.removed);
+            page = purged.next.map(|key| next.after(key));
+        }
+        // A page that was full may be followed by an empty one.
+        found.retain(|removed| *removed > 0);
+        assert_eq!(found, removed);
+        let store = store_of(rows.iter().cloned());
+        assert_eq!(purge_all(&store, &kept, limit(most), NOW).unwrap(), 3);
     }
-    let purge = Purge::new(&kept, Table::Outbox, limit(3));
-    assert_eq!(purge.query(NOW), Query::Walk { table: Table::Outbox, after: None, limit: 3 });
-    let after = Some(Key::Lane(name("a")));
-    let expected = Query::Walk { table: Table::Lanes, after: after.clone(), limit: 3 };
-    assert_eq!(purge.after(Key::Lane(name("a"))).query(NOW), expected);
 }
 
 /// Between two deliveries of an event without an answer there is a lease, as often as it has
@@ -196,12 +232,8 @@ fn an_inbox_remembers_an_event_as_long_as_its_leases_run_out() {
     for _ in 0..policy.max_starts {
         let claimed =
             shop.run(Claim::new(&relay.policy, name("r"), relay.lease, 1).unwrap(), now).unwrap();
-        let delivery = &claimed.runs[0].deliveries[0];
-        let rows =
-            shop.view().unwrap().load(&Query::rows([Key::Event(delivery.event.clone())])).unwrap();
-        let Record::Event(event) = rows.as_slice()[0].record.clone() else { panic!("no event") };
-        let message = Message { event, place: delivery.place, attempt: delivery.attempt };
-        let receipt = inbox.receive(&message, now, |_, _| Ok::<_, Reason>(Handled::Done)).unwrap();
+        let message = &claimed.leased[0].events[0].message;
+        let receipt = inbox.receive(message, now, |_, _| Ok::<_, Reason>(Handled::Done)).unwrap();
         applied += u32::from(receipt == Receipt::Applied);
         now = now + longest;
         let _ = purge_all(&stockroom, &kept, limit(100), now).unwrap();

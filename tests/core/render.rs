@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use twobox::{
-    Batch, Body, CallRow, CallState, DeliveryState, Dump, Event, Fingerprint, Headers, InboxRow,
-    InboxState, LaneRow, Load, OrderRow, OutboxRow, Placed, PositionRow, Query, Reason, Record,
-    RequestKey, RequestRow, Rows, Store, Table, Tables, Transaction,
+    Batch, Body, CallRow, CallState, DeliveryState, Dump, Event, EventRow, Fingerprint, Headers,
+    InboxRow, InboxState, LaneRow, Load, OrderRow, OutboxRow, PlacedOrder, PositionRow, Query,
+    Reason, Record, RequestKey, RequestRow, Rows, Store, Table, Tables, Transaction,
 };
 
 use crate::support::{LANE, lease, ms, name, pending, records, store_of, stored, update};
@@ -14,8 +14,13 @@ fn dump(records: Vec<Record>) -> Dump {
 }
 
 /// One row of each table at least.
+fn placed_event(event: Event, sequence: u64) -> Record {
+    Record::Event(EventRow { event, sequence, due: ms(100) })
+}
+
 fn every_table() -> Vec<Record> {
-    let placed = Placed { order: name("o"), events: vec![name("o/1"), name("o/2")], at: ms(900) };
+    let placed =
+        PlacedOrder { order: name("o"), events: vec![name("o/1"), name("o/2")], at: ms(900) };
     let key = |id| RequestKey::new("s", id).unwrap();
     let fingerprint = Fingerprint::of([("item", "notebook")]);
     let event = |id: &str, headers, body| Event {
@@ -72,8 +77,11 @@ fn every_table() -> Vec<Record> {
                 body: Body::json("{}").unwrap(),
             },
         ),
-        Record::Event(event("o/1", headers, Body::text("hello").unwrap())),
-        Record::Event(event("o/2", Headers::new(), Body::new("a/b", [0, 159, 146, 150]).unwrap())),
+        placed_event(event("o/1", headers, Body::text("hello").unwrap()), 1),
+        placed_event(
+            event("o/2", Headers::new(), Body::new("a/b", [0, 159, 146, 150]).unwrap()),
+            2,
+        ),
         Record::Outbox(name("o/1"), pending("k", 1)),
         Record::Outbox(name("o/2"), dead),
         Record::Lane(name("k"), lane),
@@ -95,77 +103,56 @@ fn every_table() -> Vec<Record> {
 
 #[test]
 fn every_table_reads_like_this() {
-    let expected = "\
-requests:
-  request      bound to       order  events   registered  placed
-  s/r1         item=notebook  o      o/1 o/2  1           900
-  s/request-2  item=notebook  -      -        20          -
+    let expected = r#"requests:
+  s/r1 bound_to=item=notebook order=o events="o/1 o/2" registered=1 placed=900
+  s/request-2 bound_to=item=notebook registered=20
 orders:
-  order  request  content type      body  committed
-  o      s/r1     application/json  {}    1000
+  o request=s/r1 content_type=application/json body={} committed=1000
 events:
-  event  order  type           version  ordering key  headers      content type  body                      committed
-  o/1    o      order.created  1        k             a=b trace=7  text/plain    hello                     1000
-  o/2    o      order.created  1        k             -            a/b           4 bytes, sha256 4a97e76b  1000
+  o/1 order=o type=order.created version=1 ordering_key=k headers="a=b trace=7" content_type=text/plain body=hello committed=1000 due=100 sequence=1 state=pending leased=yes
+  o/2 order=o type=order.created version=1 ordering_key=k content_type=a/b body_sha256="4a97e76b of 4 bytes" committed=1000 due=100 sequence=2 state=dead
 outbox:
-  event  lane  sequence  state    starts  failures  due  finished  reason
-  o/1    k     1         pending  0       0         100  -         -
-  o/2    k     2         dead     0       1         100  3         rejected
+  o/1 lane=k sequence=1 due=100
+  o/2 lane=k sequence=2 gave_up=dead at=3 failures=1 due=100 reason=rejected
 lanes:
-  lane     next  confirmed  blocked by  begun  due   starts  token  leased to  until  through
-  blocked  1     0          o/9         0      -     0       0      -          -      -
-  k        3     0          -           0      1500  1       1      me         1500   1
+  blocked next=1 head=1 blocked_by=o/9 begun=0
+  k next=3 head=1 begun=0 due=1500 starts=1 token=1 leased_to=me until=1500 through=1
 inbox:
-  consumer  event  state    content   failures  at    reason
-  c         o/1    failing  59f36437  2         2000  no stock left
+  c/o/1 state=failing content=59f36437 failures=2 at=2000 reason="no stock left"
 effects:
-  consumer  event  content type  body
-  c         o/1    text/plain    (empty)
+  c/o/1 content_type=text/plain
 positions:
-  consumer  ordering key  sequence  begun  at
-  c         k             1         1000   2000
+  c/k sequence=1 begun=1000 at=2000
 calls:
-  consumer  event  state    starts  at    note
-  c         o/1    started  1       2000  -
-";
+  c/o/1 state=started starts=1 at=2000
+"#;
     assert_eq!(dump(every_table()).to_string(), expected);
 }
 
 #[test]
 fn what_lasts_reads_like_this() {
-    let expected = "\
-requests:
-  request      bound to       order  events
-  s/r1         item=notebook  o      o/1 o/2
-  s/request-2  item=notebook  -      -
+    let expected = r#"requests:
+  s/r1 bound_to=item=notebook order=o events="o/1 o/2"
+  s/request-2 bound_to=item=notebook
 orders:
-  order  request  content type      body
-  o      s/r1     application/json  {}
+  o request=s/r1 content_type=application/json body={}
 events:
-  event  order  type           version  ordering key  headers      content type  body
-  o/1    o      order.created  1        k             a=b trace=7  text/plain    hello
-  o/2    o      order.created  1        k             -            a/b           4 bytes, sha256 4a97e76b
+  o/1 order=o type=order.created version=1 ordering_key=k headers="a=b trace=7" content_type=text/plain body=hello sequence=1 state=pending
+  o/2 order=o type=order.created version=1 ordering_key=k content_type=a/b body_sha256="4a97e76b of 4 bytes" sequence=2 state=dead
 outbox:
-  event  lane  sequence  state
-  o/1    k     1         pending
-  o/2    k     2         dead
+  o/2 lane=k sequence=2 gave_up=dead
 lanes:
-  lane     next  confirmed  blocked by
-  blocked  1     0          o/9
-  k        3     0          -
+  blocked next=1 blocked_by=o/9
+  k next=3
 inbox:
-  consumer  event  state    content
-  c         o/1    failing  59f36437
+  c/o/1 state=failing content=59f36437
 effects:
-  consumer  event  content type  body
-  c         o/1    text/plain    (empty)
+  c/o/1 content_type=text/plain
 positions:
-  consumer  ordering key  sequence
-  c         k             1
+  c/k sequence=1
 calls:
-  consumer  event  state
-  c         o/1    started
-";
+  c/o/1 state=started
+"#;
     assert_eq!(dump(every_table()).lasting().to_string(), expected);
 }
 
@@ -194,7 +181,7 @@ fn lasting_hides_times_leases_and_attempts_and_nothing_else() {
                 row.placed.iter_mut().for_each(|placed| placed.at = later);
             }
             Record::Order(_, row) => row.committed_at = later,
-            Record::Event(event) => event.time = later,
+            Record::Event(row) => (row.event.time, row.due) = (later, later),
             Record::Outbox(_, row) => {
                 (row.committed_at, row.due, row.starts, row.failures, row.reason) =
                     (later, later, 7, 7, Some(Reason::new("other")));
@@ -212,7 +199,7 @@ fn lasting_hides_times_leases_and_attempts_and_nothing_else() {
         })
     );
     let (other_body, order) =
-        (Body::text("other").unwrap(), Placed { order: name("p"), events: vec![], at: ms(1) });
+        (Body::text("other").unwrap(), PlacedOrder { order: name("p"), events: vec![], at: ms(1) });
     let changes: [&dyn Fn(&mut Record); 19] = [
         &|record| {
             if let Record::Request(_, row) = record {
@@ -235,32 +222,32 @@ fn lasting_hides_times_leases_and_attempts_and_nothing_else() {
             }
         },
         &|record| {
-            if let Record::Event(event) = record {
+            if let Record::Event(EventRow { event, .. }) = record {
                 event.order = name("p");
             }
         },
         &|record| {
-            if let Record::Event(event) = record {
+            if let Record::Event(EventRow { event, .. }) = record {
                 event.event_type = name("t");
             }
         },
         &|record| {
-            if let Record::Event(event) = record {
+            if let Record::Event(EventRow { event, .. }) = record {
                 event.schema_version = 2;
             }
         },
         &|record| {
-            if let Record::Event(event) = record {
+            if let Record::Event(EventRow { event, .. }) = record {
                 event.ordering_key = name("l");
             }
         },
         &|record| {
-            if let Record::Event(event) = record {
+            if let Record::Event(EventRow { event, .. }) = record {
                 event.headers = Headers::new().with("x", "y").unwrap();
             }
         },
         &|record| {
-            if let Record::Event(event) = record {
+            if let Record::Event(EventRow { event, .. }) = record {
                 event.body = other_body.clone();
             }
         },
@@ -271,7 +258,7 @@ fn lasting_hides_times_leases_and_attempts_and_nothing_else() {
         },
         &|record| {
             if let Record::Outbox(_, row) = record {
-                row.state = DeliveryState::Confirmed(ms(1));
+                row.state = DeliveryState::Cancelled(ms(1));
             }
         },
         &|record| {
@@ -319,16 +306,14 @@ fn lasting_hides_times_leases_and_attempts_and_nothing_else() {
 #[test]
 fn bodies_that_are_long_or_binary_are_summarised() {
     let shown = |bytes: &[u8]| {
-        let text =
-            dump(vec![Record::Effect(name("c"), name("e"), Body::new("a/b", bytes).unwrap())])
-                .to_string();
-        let mut rows =
-            text.lines().filter_map(|line| line.strip_prefix("  c         e      a/b           "));
+        let body = Body::new("a/b", bytes).unwrap();
+        let text = dump(vec![Record::Effect(name("c"), name("e"), body)]).to_string();
+        let mut rows = text.lines().filter_map(|line| line.strip_prefix("  c/e content_type=a/b"));
         rows.next().unwrap().to_owned()
     };
-    assert_eq!(shown(b""), "(empty)");
-    assert_eq!(shown("é".repeat(32).as_bytes()), "é".repeat(32));
-    assert_eq!(shown(br#"{"a":"\n"}"#), r#"{"a":"\n"}"#);
+    assert_eq!(shown(b""), "");
+    assert_eq!(shown("é".repeat(32).as_bytes()), format!(" body={}", "é".repeat(32)));
+    assert_eq!(shown(br#"{"a":"\n"}"#), r#" body={"a":"\n"}"#);
     for summarised in [
         "é".repeat(33).as_bytes(),
         &[b'x'; 65],
@@ -340,14 +325,33 @@ fn bodies_that_are_long_or_binary_are_summarised() {
         &[7; 5_000],
     ] {
         let text = shown(summarised);
-        let (size, digest) = text.split_once(" bytes, sha256 ").unwrap();
-        assert_eq!(size, summarised.len().to_string());
+        let of_size = format!(" of {} bytes\"", summarised.len());
+        let digest = text.strip_prefix(" body_sha256=\"").unwrap().strip_suffix(&of_size).unwrap();
         assert!(
             digest.len() == 8 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()),
             "{digest}"
         );
     }
     assert_ne!(shown(b"a\n"), shown(b"b\n"));
+}
+
+/// What is not one word, or looks as if it began a quotation, stands in quotes.
+#[test]
+fn values_are_quoted_where_they_could_be_misread() {
+    let shown = |key: &str, text: &str| {
+        let body = Body::new("a/b", text.as_bytes()).unwrap();
+        dump(vec![Record::Effect(name("c"), name(key), body)]).to_string()
+    };
+    for (key, text, expected) in [
+        ("e", "x=y", r#"  c/e content_type=a/b body=x=y"#),
+        ("e", "x=\"y\"", r#"  c/e content_type=a/b body="x=\"y\"""#),
+        ("e", "x body=y", r#"  c/e content_type=a/b body="x body=y""#),
+        ("e", r#""x""#, r#"  c/e content_type=a/b body="\"x\"""#),
+        ("e", r#"a "x" \"#, r#"  c/e content_type=a/b body="a \"x\" \\""#),
+        ("e\u{a0}f body=g", "x", r#"  "c/e\u{a0}f body=g" content_type=a/b body=x"#),
+    ] {
+        assert!(shown(key, text).lines().any(|line| line == expected), "{}", shown(key, text));
+    }
 }
 
 /// Revisions count writes, and pages are how a store is read: neither is to be seen.
@@ -392,41 +396,67 @@ impl Load for Fixed {
     fn load(&mut self, query: &Query) -> Result<Rows, Self::Error> {
         let Query::Walk { table, after: None, .. } = query else { return Ok(Rows::default()) };
         let rows = self.0.iter().filter(|record| record.table() == *table);
-        Ok(Rows::new(rows.map(|record| stored(1, record.clone())).collect()))
+        Ok(Rows::of(rows.map(|record| stored(1, record.clone())).collect()))
     }
 }
 
+/// The words of a line: quotations, and what stands between blanks.
+fn words(mut line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    while !line.is_empty() {
+        let (mut end, mut in_quotes, mut escaped) = (line.len(), false, false);
+        for (at, c) in line.char_indices() {
+            match c {
+                _ if escaped => escaped = false,
+                '\\' if in_quotes => escaped = true,
+                '"' if in_quotes || at == 0 || line[..at].ends_with('=') => in_quotes = !in_quotes,
+                ' ' if !in_quotes => {
+                    end = at;
+                    break;
+                }
+                _ => {}
+            }
+        }
+        words.push(line[..end].to_owned());
+        line = line[end..].strip_prefix(' ').unwrap_or_default();
+    }
+    words
+}
+
 proptest! {
-    /// Whatever texts are in the rows: a line a row, and each column begins at the same place in
-    /// every line.
+    /// Whatever texts are in the rows: a line a row, which is its key and then a column each.
     #[test]
     fn no_text_breaks_the_table(mut records in prop::collection::vec(records(), 0..12)) {
         records.sort_by_key(Record::key);
         records.dedup_by_key(|record| record.key());
         let whole = Dump::of(&mut Fixed(records.clone())).unwrap();
-        for text in [whole.to_string(), whole.clone().lasting().to_string()] {
+        for dump in [whole.clone(), whole.clone().lasting()] {
+            let text = dump.to_string();
             prop_assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{:?}", text);
             let mut lines = text.lines();
+            let mut rows = dump.rows();
             for table in Table::ALL {
-                let rows = whole.count(table);
                 let title = lines.next().unwrap();
-                if rows == 0 {
+                let shown = dump.rows().filter(|row| row.key.table() == table).count();
+                if shown == 0 {
                     prop_assert_eq!(title, format!("{table}: none"));
                     continue;
                 }
                 prop_assert_eq!(title, format!("{table}:"));
-                let head: Vec<char> = lines.next().unwrap().chars().collect();
-                // Where a column begins: after two spaces or more.
-                let starts: Vec<usize> = (2..head.len()).filter(|at| head[at - 2..*at] == [' ', ' '] && head[*at] != ' ').collect();
-                prop_assert!(starts.len() >= 2);
-                for _ in 0..rows {
-                    let row: Vec<char> = lines.next().unwrap().chars().collect();
-                    for start in &starts {
-                        prop_assert!(row.len() <= *start || row[start - 2..*start] == [' ', ' '], "{}", text);
+                for _ in 0..shown {
+                    let row = rows.next().unwrap();
+                    prop_assert_eq!(row.key.table(), table);
+                    let row = row.to_string();
+                    prop_assert_eq!(lines.next().unwrap(), format!("  {row}"));
+                    for column in &words(&row)[1..] {
+                        let (column, value) = column.split_once('=').unwrap();
+                        prop_assert!(column.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'), "{}", row);
+                        prop_assert!(!value.is_empty(), "{}", row);
                     }
                 }
             }
             prop_assert_eq!(lines.next(), None);
+            prop_assert_eq!(rows.next(), None);
         }
     }
 }

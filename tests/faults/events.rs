@@ -3,17 +3,17 @@
 use core::time::Duration;
 
 use proptest::prelude::*;
-use twobox::relay::{InProcess, Published, Relay};
-use twobox::transition::call::{CallEnd, CallKey, CallRefused, Resolve, Start, WhenUnknown};
+use twobox::call::{CallEnd, CallKey, CallRefused, Resolve, Start, WhenUnknown};
+use twobox::relay::{Published, Relay};
 use twobox::{
-    Applied, Body, Cancel, CommitOrder, Discard, Draft, Ending, EventId, EventType, Handled, Inbox,
-    Invalid, LeaseRef, Load, NotDone, OrderId, OrderingKey, Reason, Receipt, Redrive, Register,
-    Renew, Request, RunError, RunResult, Settle, Stale, Tables, Transition,
+    Applied, Body, Cancel, CommitOrder, Discard, Draft, Ending, EventId, EventType, Handled,
+    InProcess, Inbox, Invalid, LeaseRef, Load, NotDone, OrderId, OrderingKey, Reason, Receipt,
+    Redrive, Register, Renew, Request, RunError, Settle, Stale, Tables, Transition,
 };
 
 use crate::support::{
     Backend, Script, at, body, consumer, draft, dump, echo, effect, effects, message, name, outbox,
-    permutations, place, request, settings, window,
+    permutations, place, request, settings, state, window,
 };
 
 /// Numbers are given in one order and committed in another, and a relay looks after each commit:
@@ -115,14 +115,17 @@ fn f17_to_change_nothing_is_an_error() {
         }
 
         let lease = |lane: &str| LeaseRef { lane: name(lane), token: 1 };
-        let results = [
-            RunResult { lease: lease("ghost"), confirmed: vec![id.clone()], ended: None },
-            RunResult {
-                lease: lease("k"),
-                confirmed: vec![],
-                ended: Some((id.clone(), Ending::Rejected(reason()))),
-            },
-        ];
+        // Leases of another store, whose events have the same ids.
+        let elsewhere = S::fresh();
+        place(elsewhere, "a", [draft("t", "k")], at(0));
+        let claim = twobox::Claim::new(&policy, name("relay"), Duration::from_secs(30), 1).unwrap();
+        let mut other = elsewhere.run(claim, at(0)).unwrap().leased.remove(0);
+        assert_eq!(other.events[0].message.event.id, id);
+        let results = ["ghost", "k"].map(|lane| {
+            other.lease = lease(lane);
+            let rejected = Some(Ending::Rejected(reason()));
+            if lane == "k" { other.settle(0, rejected) } else { other.settle(1, None) }
+        });
         let settled = store.run(Settle::new(&policy, results), at(1)).unwrap();
         let why: Vec<&Stale> = settled.stale.iter().map(|stale| &stale.why).collect();
         assert_eq!((settled.confirmed, why), (0, vec![&Stale::NoLane, &Stale::Ended]));
@@ -141,8 +144,8 @@ fn f17_to_change_nothing_is_an_error() {
     });
 }
 
-/// An event under a lease is settled by its id, in its place: another id is refused, and the lease
-/// stays as it was.
+/// A settlement can be made of a lease alone, and is of nothing but what that covers: not of what
+/// came into its lane since, nor of what is in another one, whatever number is given.
 #[test]
 fn f17_an_event_is_known_by_its_id_and_place() {
     on_each_store!(|store: S| {
@@ -150,29 +153,18 @@ fn f17_an_event_is_known_by_its_id_and_place() {
         let relay = settings("relay");
         let claim =
             twobox::Claim::new(&relay.policy, relay.owner.clone(), relay.lease, 10).unwrap();
-        let run = store
-            .run(claim, at(0))
-            .unwrap()
-            .runs
-            .into_iter()
-            .find(|run| run.lease.lane == name("k"))
-            .unwrap();
-        let settle = |confirmed: &[&EventId]| {
-            let confirmed = confirmed.iter().map(|id| (*id).clone()).collect();
-            let result = RunResult { lease: run.lease.clone(), confirmed, ended: None };
-            store.run(Settle::new(&relay.policy, [result]), at(1)).unwrap()
-        };
-        let before = dump(store);
-        // The second one first, one of another lane, one twice, one that is not there.
-        for wrong in
-            [&[&ids[1]][..], &[&ids[2]], &[&ids[0], &ids[0]], &[&ids[0], &ids[1], &name("ghost")]]
-        {
-            let settled = settle(wrong);
-            assert_eq!(settled.confirmed, 0);
-            assert!(matches!(settled.stale[0].why, Stale::NotCovered { .. }));
-            assert_eq!(dump(store), before);
-        }
-        assert_eq!(settle(&[&ids[0], &ids[1]]).confirmed, 2);
+        let leased = store.run(claim, at(0)).unwrap().leased;
+        let leased = leased.into_iter().find(|leased| leased.lease.lane == name("k")).unwrap();
+        let events = leased.events.iter().map(|next| &next.message.event.id);
+        assert!(events.eq(&ids[..2]));
+        let since = place(store, "b", [draft("t", "k")], at(1)).remove(0);
+        // More than there are; and with that, nothing is left that an ending could have befallen.
+        let too_many = leased.settle(9, Some(Ending::Rejected(Reason::new("too large"))));
+        let settled = store.run(Settle::new(&relay.policy, [too_many]), at(2)).unwrap();
+        assert_eq!((settled.confirmed, settled.dead.len(), settled.stale.len()), (2, 0, 0));
+        let of = |id: &EventId| state(store, id);
+        assert_eq!(ids.iter().map(of).collect::<Vec<_>>(), ["confirmed", "confirmed", "leased"]);
+        assert_eq!(of(&since), "pending");
     });
 }
 

@@ -3,15 +3,15 @@
 
 use core::time::Duration;
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use thiserror::Error;
-use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
+use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Applied, Batch, Body, Checked, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Draft,
-    Dump, Event, EventId, Fingerprint, Handled, InboxRow, InboxState, Invalid, Key, LaneRow, Load,
-    Millis, OrderId, OutboxRow, Place, Query, Reader, Record, RedriveWindow, Request, Retention,
-    Rows, Store, Tables, Transaction, WhenDead, Writing,
+    Applied, Batch, Body, Checked, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, Event,
+    EventId, EventState, Fingerprint, Handled, InboxRow, InboxState, Invalid, LanePlace, LaneRow,
+    Load, Message, Millis, OrderId, OutboxRow, Query, Reader, Record, RedriveWindow, Request,
+    Retention, Rows, Seen, Store, StoreError, Tables, Transaction, WhenDead, Writing,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -87,43 +87,29 @@ pub(crate) fn dump<S: Reader>(store: &S) -> Dump {
     Dump::of(&mut store.view().unwrap()).unwrap()
 }
 
-fn get<S: Reader>(store: &S, key: Key) -> Option<Record> {
-    let rows = store.view().unwrap().load(&Query::rows([key])).unwrap();
-    rows.into_vec().into_iter().next().map(|stored| stored.record)
+/// How an event stands, with its row in the outbox or what that would be.
+fn standing<S: Reader>(store: &S, id: &EventId) -> (EventState, OutboxRow) {
+    dump(store).events().remove(id).unwrap_or_else(|| panic!("no event {id}"))
 }
 
 pub(crate) fn outbox<S: Reader>(store: &S, id: &EventId) -> OutboxRow {
-    match get(store, Key::Outbox(id.clone())) {
-        Some(Record::Outbox(_, row)) => row,
-        other => panic!("no outbox row of {id}: {other:?}"),
-    }
+    standing(store, id).1
 }
 
 pub(crate) fn state<S: Reader>(store: &S, id: &EventId) -> &'static str {
-    outbox(store, id).state.name()
+    standing(store, id).0.name()
 }
 
 pub(crate) fn lane<S: Reader>(store: &S, key: &str) -> LaneRow {
-    match get(store, Key::Lane(name(key))) {
-        Some(Record::Lane(_, row)) => row,
-        other => panic!("no lane {key}: {other:?}"),
-    }
+    store.view().unwrap().lane(&name(key)).unwrap().unwrap_or_else(|| panic!("no lane {key}"))
 }
 
 pub(crate) fn inbox_row<S: Reader>(store: &S, consumer: &str, id: &EventId) -> Option<InboxRow> {
-    match get(store, Key::Inbox(name(consumer), id.clone())) {
-        Some(Record::Inbox(_, _, row)) => Some(row),
-        None => None,
-        other => panic!("{other:?}"),
-    }
+    store.view().unwrap().received(&name(consumer), id).unwrap()
 }
 
 pub(crate) fn effect<S: Reader>(store: &S, consumer: &str, id: &EventId) -> Option<Body> {
-    match get(store, Key::Effect(name(consumer), id.clone())) {
-        Some(Record::Effect(_, _, body)) => Some(body),
-        None => None,
-        other => panic!("{other:?}"),
-    }
+    store.view().unwrap().effect(&name(consumer), id).unwrap()
 }
 
 /// How many effects there are, each of an event that is marked as applied; a mark without its
@@ -145,16 +131,14 @@ pub(crate) fn effects<S: Reader>(store: &S) -> usize {
 }
 
 pub(crate) fn envelope<S: Reader>(store: &S, id: &EventId) -> Event {
-    match get(store, Key::Event(id.clone())) {
-        Some(Record::Event(event)) => event,
-        other => panic!("no envelope of {id}: {other:?}"),
-    }
+    let row = store.view().unwrap().event(id).unwrap();
+    row.unwrap_or_else(|| panic!("no envelope of {id}")).event
 }
 
 /// The message that a relay would make of a committed event.
 pub(crate) fn message<S: Reader>(store: &S, id: &EventId) -> Message {
-    let (event, row) = (envelope(store, id), outbox(store, id));
-    let place = Place { begun: Millis::new(0), sequence: row.sequence, after: row.sequence - 1 };
+    let (event, sequence) = (envelope(store, id), outbox(store, id).sequence);
+    let place = LanePlace { begun: Millis::new(0), sequence, after: sequence - 1 };
     Message { event, place, attempt: 1 }
 }
 
@@ -169,27 +153,20 @@ pub(crate) fn consumer(text: &str) -> Consumer {
     name(text)
 }
 
-/// All states of the outbox, with how often each is there.
+/// All states of events, with how often each is there.
 pub(crate) fn states<S: Reader>(store: &S) -> Vec<(&'static str, usize)> {
-    let mut states: Vec<(&'static str, usize)> = Vec::new();
-    for record in dump(store).records() {
-        let Record::Outbox(_, row) = record else { continue };
-        let state = row.state.name();
-        match states.iter_mut().find(|(name, _)| *name == state) {
-            Some((_, count)) => *count += 1,
-            None => states.push((state, 1)),
-        }
+    let mut states = BTreeMap::new();
+    for (state, _) in dump(store).events().values() {
+        *states.entry(state.name()).or_default() += 1;
     }
-    states.sort_unstable();
-    states
+    states.into_iter().collect()
 }
 
+/// How many events are to be delivered.
 pub(crate) fn pending<S: Reader>(store: &S) -> usize {
-    dump(store)
-        .records()
-        .iter()
-        .filter(|r| matches!(r, Record::Outbox(_, row) if row.state == DeliveryState::Pending))
-        .count()
+    let dump = dump(store);
+    let events = dump.events().into_values();
+    events.filter(|(state, _)| matches!(state, EventState::Pending | EventState::Leased)).count()
 }
 
 /// A publisher that answers by script and keeps what it was given.
@@ -270,7 +247,7 @@ pub(crate) fn settings(owner: &str) -> RelaySettings {
 /// For how long an event may be redriven by default.
 pub(crate) fn window() -> RedriveWindow {
     let policy = Checked::default();
-    Retention::default().checked(&policy).unwrap().redrive_window(&policy)
+    Retention::default().checked(&policy).unwrap().redrive_window()
 }
 
 pub(crate) fn continuing(owner: &str) -> RelaySettings {
@@ -281,7 +258,7 @@ pub(crate) fn continuing(owner: &str) -> RelaySettings {
 /// Lets a relay do all that it has to do until this time, and gives the time at which it rested
 /// last. It must never be busy for long.
 pub(crate) fn run_until<S: Store, P: Publisher>(
-    relay: &mut Relay<'_, S, P>,
+    relay: &mut Relay<S, P>,
     from: Millis,
     until: Millis,
 ) -> Millis {
@@ -332,6 +309,8 @@ pub(crate) enum FlakyError<E> {
     #[error("the store is away: {0:?}")]
     Away(StoreFault),
 }
+
+impl<E: core::error::Error + 'static> StoreError for FlakyError<E> {}
 
 impl<S> Flaky<S> {
     pub(crate) fn new(
@@ -392,6 +371,13 @@ impl<T: Tables> Tables for FlakyTx<T> {
         match self.fault {
             Some(fault @ StoreFault::Apply) => Err(FlakyError::Away(fault)),
             _ => self.tx.apply(batch).map_err(FlakyError::Own),
+        }
+    }
+
+    fn apply_seen(&mut self, batch: &Batch, seen: &Seen<'_>) -> Result<Applied, Self::Error> {
+        match self.fault {
+            Some(fault @ StoreFault::Apply) => Err(FlakyError::Away(fault)),
+            _ => self.tx.apply_seen(batch, seen).map_err(FlakyError::Own),
         }
     }
 }

@@ -32,7 +32,7 @@ fn seeds(given: impl IntoIterator<Item = u64>) -> Vec<u64> {
 }
 
 /// Runs the hour, checks how it ended, and gives all tables of both stores, and what has happened.
-fn simulate<S: Store>(plan: Plan, open: fn() -> S) -> (String, Told) {
+fn simulate<S: Store + 'static>(plan: Plan, open: fn() -> S) -> (String, Told) {
     let run = || {
         let (sender, receiver) = (open(), open());
         let mut world = World::new(plan, &sender, &receiver);

@@ -3,13 +3,14 @@
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
-use twobox::relay::{
-    Action, Message, Published, RelayMachine, RelaySettings, Ticket, read_messages, run_exchange,
-};
+use twobox::flow::Exchanged;
+use twobox::relay::{Action, Published, RelayMachine, RelaySettings, Ticket};
+use twobox::store::{NoCall, drive};
 use twobox::{
-    Body, Checked, Claimed, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Discard, Draft,
-    Dump, EventId, Fingerprint, Handled, Inbox, InboxState, Millis, OrderId, OrderingKey, Owner,
-    Reason, Receipt, Record, Register, Renew, Renewed, Request, Settled, Store, Table, WhenDead,
+    Body, Checked, CommitOrder, Consumer, DeliveryPolicy, Discard, Draft, Dump, EventId,
+    EventState, Fingerprint, Handled, Inbox, InboxState, Load, Message, Millis, OrderId,
+    OrderingKey, Owner, Reason, Receipt, Record, Register, Renewed, Request, Store, Table,
+    WhenDead,
 };
 
 use crate::chance::Chance;
@@ -23,6 +24,9 @@ const RELAYS: usize = 3;
 const CONSUMERS: [&str; 2] = ["loyalty", "mail"];
 /// One of the consumers fails on some events and sets them aside.
 const PICKY: &str = "mail";
+
+/// How long a relay that stops waits for what is under way.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 const OUTAGE: core::ops::Range<u64> = 15 * MINUTE..25 * MINUTE;
 const SLOW: core::ops::Range<u64> = 40 * MINUTE..45 * MINUTE;
@@ -97,7 +101,7 @@ enum Happening {
     /// Something for one life of a relay; if it has ended since, nobody hears it.
     Relay(usize, u32, Heard),
     /// An event arrives at the broker, whatever has become of the relay that sent it.
-    Arrives(usize, u32, Box<(Ticket, Message)>),
+    Arrives(usize, u32, Box<Ticket>),
     Dies(usize),
     Starts(usize),
     Stops(usize),
@@ -110,7 +114,7 @@ enum Happening {
 #[derive(Debug)]
 enum Heard {
     Timeout,
-    Exchanged(Option<Settled>, Option<Claimed>),
+    Exchanged(Exchanged),
     Renewed(Renewed),
     Published(Box<Ticket>, Published),
 }
@@ -164,7 +168,7 @@ pub(crate) struct Told {
     pub(crate) rolled_back: u32,
 }
 
-impl<'a, S: Store> World<'a, S> {
+impl<'a, S: Store + 'static> World<'a, S> {
     pub(crate) fn new(plan: Plan, sender: &'a S, receiver: &'a S) -> Self {
         let relay = |_| Relay { life: 0, machine: None, clock: 0, timeout: None, frozen_until: 0 };
         let mut world = Self {
@@ -296,14 +300,9 @@ impl<'a, S: Store> World<'a, S> {
                     self.attend(relay);
                 }
             }
-            Happening::Arrives(relay, life, sent) => {
-                let (ticket, message) = *sent;
-                let answer = self.arrive(&message);
-                self.happen(Happening::Relay(
-                    relay,
-                    life,
-                    Heard::Published(Box::new(ticket), answer),
-                ));
+            Happening::Arrives(relay, life, ticket) => {
+                let answer = self.arrive(&ticket.message);
+                self.happen(Happening::Relay(relay, life, Heard::Published(ticket, answer)));
             }
             Happening::Starts(relay) => {
                 let life = self.relays[relay].life + 1;
@@ -345,7 +344,7 @@ impl<'a, S: Store> World<'a, S> {
                 let clock = self.clock(relay);
                 match &mut self.relays[relay].machine {
                     Some(machine) => {
-                        machine.handle_stop(clock);
+                        machine.handle_stop(clock, PATIENCE);
                         self.attend(relay);
                     }
                     None => self.at(self.now + SECOND, Happening::Stops(relay)),
@@ -387,7 +386,8 @@ impl<'a, S: Store> World<'a, S> {
             assert!(self.sender.run(&commit, now).unwrap().repeated);
         }
         for id in committed.placed.events {
-            let event = self.envelope(&id);
+            let event = self.sender.view().unwrap().event(&id).unwrap().expect("it is committed");
+            let event = event.event;
             let nature = Nature::of(event.event_type.as_str());
             self.committed.entry(event.ordering_key).or_default().push((id, nature));
         }
@@ -400,28 +400,20 @@ impl<'a, S: Store> World<'a, S> {
         }
     }
 
-    fn envelope(&self, id: &EventId) -> twobox::Event {
-        use twobox::{Key, Load, Query};
-        let rows =
-            self.sender.view().unwrap().load(&Query::rows([Key::Event(id.clone())])).unwrap();
-        match rows.into_vec().pop().map(|stored| stored.record) {
-            Some(Record::Event(event)) => event,
-            other => panic!("{other:?}"),
-        }
-    }
-
     fn hear(&mut self, relay: usize, heard: Heard) {
         let clock = self.clock(relay);
         let Some(machine) = &mut self.relays[relay].machine else { return };
         match heard {
             Heard::Timeout => machine.handle_timeout(clock),
-            Heard::Exchanged(settled, claimed) => {
-                self.told.stale += settled.as_ref().map_or(0, |settled| settled.stale.len() as u32);
-                machine.handle_exchanged(clock, settled.as_ref(), claimed);
+            Heard::Exchanged(exchanged) => {
+                let settled = exchanged.0.as_ref();
+                self.told.stale += settled.map_or(0, |settled| settled.stale.len() as u32);
+                machine.conclude_exchange(clock, Ok(exchanged));
             }
             Heard::Renewed(renewed) => {
                 self.told.renewals += renewed.leases.len() as u32;
-                machine.handle_renewed(clock, &renewed);
+                // What is under way under a lease that is lost arrives all the same.
+                let _lost = machine.conclude_renewal(clock, Ok(renewed));
             }
             Heard::Published(ticket, answer) => machine.handle_published(clock, &ticket, answer),
         }
@@ -455,15 +447,13 @@ impl<'a, S: Store> World<'a, S> {
             let answered = self.now + self.chance.within(1..20);
             match action {
                 Action::Exchange(exchange) => {
-                    let (settled, claimed) =
-                        run_exchange(self.sender, &settings, now, exchange).unwrap();
-                    self.at(
-                        answered,
-                        Happening::Relay(relay, life, Heard::Exchanged(settled, claimed)),
-                    );
+                    // One of them settles without a look, as over a network.
+                    let flow = exchange.flow(&settings, now, relay == 1);
+                    let exchanged = drive(self.sender, flow, &mut NoCall).unwrap();
+                    self.at(answered, Happening::Relay(relay, life, Heard::Exchanged(exchanged)));
                 }
-                Action::Renew(leases) => {
-                    let renewed = self.sender.run(Renew::new(leases, settings.lease), now).unwrap();
+                Action::Renew(renew) => {
+                    let renewed = self.sender.run(renew, now).unwrap();
                     self.at(answered, Happening::Relay(relay, life, Heard::Renewed(renewed)));
                 }
                 Action::Publish(tickets) => self.publish(relay, life, tickets),
@@ -473,12 +463,10 @@ impl<'a, S: Store> World<'a, S> {
     }
 
     fn publish(&mut self, relay: usize, life: u32, tickets: Vec<Ticket>) {
-        let messages = read_messages(self.sender, &tickets).unwrap();
         let mut dies = false;
-        for (ticket, message) in tickets.into_iter().zip(messages) {
-            let message = message.unwrap();
-            self.check_turn(&message);
-            dies |= Nature::of(message.event.event_type.as_str()) == Nature::Kills;
+        for ticket in tickets {
+            self.check_turn(&ticket.message);
+            dies |= Nature::of(ticket.message.event.event_type.as_str()) == Nature::Kills;
             if dies {
                 // What comes behind it in the batch was not sent.
                 break;
@@ -489,7 +477,7 @@ impl<'a, S: Store> World<'a, S> {
             } else {
                 self.chance.within(5..60)
             };
-            self.at(self.now + takes, Happening::Arrives(relay, life, Box::new((ticket, message))));
+            self.at(self.now + takes, Happening::Arrives(relay, life, Box::new(ticket)));
         }
         if dies {
             self.die(relay);
@@ -562,7 +550,7 @@ impl<'a, S: Store> World<'a, S> {
     /// Each minute an operator looks at what is dead; where it blocks its lane, it is discarded.
     fn operator(&mut self) {
         if self.plan.when_dead == WhenDead::Block {
-            let dead = self.states(|state| matches!(state, DeliveryState::Dead(_)));
+            let dead = self.states(|state| matches!(state, EventState::Dead(_)));
             if !dead.is_empty() {
                 let discard =
                     Discard::new(dead.into_iter().take(256), Reason::new("seen by the operator"))
@@ -574,25 +562,14 @@ impl<'a, S: Store> World<'a, S> {
         self.at(self.now + MINUTE, Happening::OperatorLooks);
     }
 
-    fn states(&self, wanted: impl Fn(DeliveryState) -> bool) -> BTreeSet<EventId> {
+    fn states(&self, wanted: impl Fn(EventState) -> bool) -> BTreeSet<EventId> {
         let dump = Dump::of(&mut self.sender.view().unwrap()).unwrap();
-        let outbox = dump.records().iter().filter_map(|record| match record {
-            Record::Outbox(id, row) if wanted(row.state) => Some(id.clone()),
-            Record::Outbox(..)
-            | Record::Request(..)
-            | Record::Order(..)
-            | Record::Event(_)
-            | Record::Lane(..)
-            | Record::Inbox(..)
-            | Record::Effect(..)
-            | Record::Position(..)
-            | Record::Call(..) => None,
-        });
-        outbox.collect()
+        let events = dump.events().into_iter().filter(|(_, (state, _))| wanted(*state));
+        events.map(|(id, _)| id.clone()).collect()
     }
 
     fn pending(&self) -> u64 {
-        twobox::Stats::of(&mut self.sender.view().unwrap(), self.time()).unwrap().all.pending
+        self.sender.view().unwrap().stats(self.time()).unwrap().all.pending
     }
 
     /// How it must have ended.
@@ -608,10 +585,10 @@ impl<'a, S: Store> World<'a, S> {
         // P3: every event is confirmed or dead, and dead are exactly those that nobody could
         // deliver (F4, F15).
         assert_eq!(self.committed.values().map(Vec::len).sum::<usize>(), self.plan.events);
-        let given_up = self
-            .states(|state| matches!(state, DeliveryState::Dead(_) | DeliveryState::Discarded(_)));
+        let given_up =
+            self.states(|state| matches!(state, EventState::Dead(_) | EventState::Discarded(_)));
         assert_eq!(given_up, of(Nature::is_poison), "given up, and poison");
-        let confirmed = self.states(|state| matches!(state, DeliveryState::Confirmed(_)));
+        let confirmed = self.states(|state| state == EventState::Confirmed);
         assert_eq!(confirmed, of(|nature| !nature.is_poison()), "confirmed, and not poison");
         // P4, P5: each consumer has applied all the others, once, in the order of their key.
         let mut effects = 0;

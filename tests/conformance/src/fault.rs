@@ -1,7 +1,7 @@
 //! The faults: at which sites they strike, and what each does. Sites are numbered as they are
 //! reached, in the driver and in the delivery, so that every adapter has the same points.
 
-use std::cell::{Cell, RefCell};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A kind of place at which a fault can strike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,6 +16,8 @@ pub enum Site {
     Commit,
     /// An event is about to be published.
     Publish,
+    /// An operation of an async store waits. These are counted on their own.
+    Wait,
 }
 
 impl Site {
@@ -28,6 +30,7 @@ impl Site {
             Self::Apply => "apply",
             Self::Commit => "commit",
             Self::Publish => "publish",
+            Self::Wait => "wait",
         }
     }
 }
@@ -86,6 +89,13 @@ pub enum PublishFault {
     LeaseRunsOut,
 }
 
+/// A fault at a wait of an async store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WaitFault {
+    /// The future of the operation is dropped, as when whoever waited for it gives up.
+    Dropped,
+}
+
 /// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
@@ -99,10 +109,12 @@ pub enum Fault {
     Commit(CommitFault),
     /// At a publish.
     Publish(PublishFault),
+    /// At a wait; see [`matrix::drops`](crate::matrix::drops).
+    Wait(WaitFault),
 }
 
 impl Fault {
-    /// All of them.
+    /// All of them that strike in every store.
     pub const ALL: [Self; 14] = [
         Self::Load(LoadFault::Crash),
         Self::Load(LoadFault::Fails),
@@ -129,6 +141,7 @@ impl Fault {
             Self::Apply(_) => Site::Apply,
             Self::Commit(_) => Site::Commit,
             Self::Publish(_) => Site::Publish,
+            Self::Wait(_) => Site::Wait,
         }
     }
 
@@ -152,11 +165,12 @@ impl Fault {
             | Self::Publish(
                 PublishFault::Fails | PublishFault::ConfirmationLost | PublishFault::LeaseRunsOut,
             )
-            | Self::Begin(BeginFault::ClockStepsBack | BeginFault::RivalFirst) => false,
+            | Self::Begin(BeginFault::ClockStepsBack | BeginFault::RivalFirst)
+            | Self::Wait(WaitFault::Dropped) => false,
         }
     }
 
-    /// The name, as it stands in the names of snapshots.
+    /// The name, as it stands in messages and snapshots.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -174,6 +188,7 @@ impl Fault {
             Self::Begin(BeginFault::ClockStepsBack) => "clock_steps_back",
             Self::Begin(BeginFault::CloseAndReopen) => "close_and_reopen",
             Self::Begin(BeginFault::RivalFirst) => "rival_first",
+            Self::Wait(WaitFault::Dropped) => "operation_is_dropped",
         }
     }
 
@@ -217,6 +232,9 @@ impl Fault {
             Self::Begin(BeginFault::RivalFirst) => {
                 "Another process does the same step just before, and is not heard of again."
             }
+            Self::Wait(WaitFault::Dropped) => {
+                "Whoever waits for an operation gives up, and its future is dropped."
+            }
         }
     }
 }
@@ -232,13 +250,20 @@ pub struct Point {
 
 /// Counts the points of a run, and strikes at some of them.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub struct Plan {
     /// Which faults, and at which point, from 1.
     faults: Vec<(usize, Fault)>,
-    points: RefCell<Vec<Point>>,
-    step: Cell<usize>,
-    struck: Cell<usize>,
-    paused: Cell<bool>,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    points: Vec<Point>,
+    step: usize,
+    struck: usize,
+    paused: bool,
+    /// The step of each wait.
+    waits: Vec<usize>,
 }
 
 impl Plan {
@@ -246,41 +271,63 @@ impl Plan {
         Self { faults: faults.to_vec(), ..Self::default() }
     }
 
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        // Whoever panicked in between has changed nothing by halves.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The points that were reached so far.
     pub(crate) fn points(&self) -> Vec<Point> {
-        self.points.borrow().clone()
+        self.progress().points.clone()
     }
 
     /// How many faults have struck so far.
     pub(crate) fn struck(&self) -> usize {
-        self.struck.get()
+        self.progress().struck
     }
 
     pub(crate) fn enter(&self, step: usize) {
-        self.step.set(step);
+        self.progress().step = step;
     }
 
     /// Stops and resumes counting, while somebody else is at work.
     pub(crate) fn pause(&self, paused: bool) {
-        self.paused.set(paused);
+        self.progress().paused = paused;
+    }
+
+    /// In which step each wait was so far.
+    pub(crate) fn waits(&self) -> Vec<usize> {
+        self.progress().waits.clone()
+    }
+
+    /// An operation waits: whether it is dropped.
+    pub(crate) fn wait(&self) -> Option<WaitFault> {
+        let mut progress = self.progress();
+        if progress.paused {
+            return None;
+        }
+        let step = progress.step;
+        progress.waits.push(step);
+        let number = progress.waits.len();
+        let fault = self.faults.iter().find_map(|(at, fault)| {
+            if let Fault::Wait(fault) = fault { (*at == number).then_some(*fault) } else { None }
+        })?;
+        progress.struck += 1;
+        Some(fault)
     }
 
     fn reach(&self, site: Site) -> Option<Fault> {
-        if self.paused.get() {
+        let mut progress = self.progress();
+        if progress.paused {
             return None;
         }
-        let mut points = self.points.borrow_mut();
-        points.push(Point { site, step: self.step.get() });
-        let number = points.len();
-        let fault = self
-            .faults
-            .iter()
-            .find(|(at, fault)| *at == number && fault.site() == site)
-            .map(|(_, fault)| *fault);
-        if fault.is_some() {
-            self.struck.set(self.struck.get() + 1);
-        }
-        fault
+        let point = Point { site, step: progress.step };
+        progress.points.push(point);
+        let number = progress.points.len();
+        let mut faults = self.faults.iter();
+        let fault = faults.find(|(at, fault)| *at == number && fault.site() == site)?.1;
+        progress.struck += 1;
+        Some(fault)
     }
 
     pub(crate) fn begin(&self) -> Option<BeginFault> {

@@ -2,6 +2,9 @@
 
 use twobox::{Reader, Store};
 
+use crate::faulty::Faulty;
+use crate::side::Side;
+
 /// The transaction of a harness' store.
 pub type TxOf<'a, H> = <<H as Harness>::Store as Store>::Tx<'a>;
 
@@ -60,4 +63,15 @@ pub trait Harness: Sized + 'static {
     fn own_row(_tx: &mut TxOf<'_, Self>, _key: &str) -> Result<Option<String>, ErrorOf<Self>> {
         Ok(None)
     }
+}
+
+/// What the scenarios run on: each [`Harness`].
+pub trait Subject: Sized + 'static {
+    /// The store between the driver and the faults.
+    #[doc(hidden)]
+    type Side: Side;
+}
+
+impl<H: Harness> Subject for H {
+    type Side = Faulty<H>;
 }

@@ -40,7 +40,8 @@
 //!     }
 //! }
 //!
-//! twobox_conformance::suite!(Memory);
+//! // Compared with the reference store it finds more, and takes less time.
+//! twobox_conformance::suite!(Memory, pairs: 20, reference: twobox_conformance::Reference);
 //!
 //! // The checks are functions as well.
 //! use twobox_conformance::{matrix, scenario};
@@ -50,6 +51,10 @@
 //! assert!(tally.singles > 100);
 //! # Ok::<(), twobox_conformance::Failure>(())
 //! ```
+//!
+//! An async store has an [`AsyncHarness`], as short as this one, and [`suite_async!`]: the same
+//! scenarios, faults and snapshots run through the async driver of the core. If it waits at the same
+//! places in every run, [`matrix::drops`] drops each operation at each wait as well.
 //!
 //! # When a check fails
 //!
@@ -65,21 +70,34 @@
 //! Transactions run one after another here, so a test of races between threads or processes is left
 //! to the adapter.
 
+pub mod asynchronous;
+mod chance;
 pub mod contract;
 mod failure;
 mod fault;
 mod faulty;
 mod harness;
 pub mod matrix;
+mod reference;
 mod run;
 pub mod scenario;
+mod side;
 pub mod snapshot;
 mod suite;
 mod world;
 
+pub use asynchronous::{Async, AsyncErrorOf, AsyncHarness, AsyncTxOf, Blocking};
 pub use failure::Failure;
-pub use fault::{ApplyFault, BeginFault, CommitFault, Fault, LoadFault, Point, PublishFault, Site};
-pub use harness::{ErrorOf, Harness, TxOf};
+pub use fault::{
+    ApplyFault, BeginFault, CommitFault, Fault, LoadFault, Point, PublishFault, Site, WaitFault,
+};
+pub use harness::{ErrorOf, Harness, Subject, TxOf};
+pub use reference::Reference;
 pub use scenario::Scenario;
 pub use suite::failures;
 pub use world::Layout;
+
+/// The README, whose example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 
 use crate::failure::{Failure, ensure};
-use crate::fault::{Fault, Point};
-use crate::harness::Harness;
+use crate::fault::{Fault, Point, WaitFault};
+use crate::harness::Subject;
 use crate::run::{Look, Moment, Run, Then, shown};
 use crate::scenario::Scenario;
 use crate::world::{Layout, World};
@@ -15,7 +15,7 @@ use crate::world::{Layout, World};
 /// How much a check has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Tally {
-    /// How many points a run without faults has.
+    /// How many points, or waits, a run without faults has.
     pub points: usize,
     /// How many runs there were with one fault.
     pub singles: usize,
@@ -30,7 +30,7 @@ pub struct Tally {
 /// # Errors
 ///
 /// The first outcome or promise that does not hold.
-pub fn scenario<H: Harness>(scenario: &Scenario) -> Result<(), Failure> {
+pub fn scenario<H: Subject>(scenario: &Scenario) -> Result<(), Failure> {
     for layout in Layout::ALL {
         Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::From(0) }
             .finish::<H>()?;
@@ -45,7 +45,7 @@ pub fn scenario<H: Harness>(scenario: &Scenario) -> Result<(), Failure> {
 /// # Errors
 ///
 /// The first outcome or promise that does not hold.
-pub fn singles<H: Harness>(scenario: &Scenario) -> Result<Tally, Failure> {
+pub fn singles<H: Subject>(scenario: &Scenario) -> Result<Tally, Failure> {
     let mut tally = Tally::default();
     for layout in Layout::ALL {
         each_single::<H>(scenario, layout, &[Then::Restart, Then::GoOn], &mut tally)?;
@@ -60,13 +60,40 @@ pub fn singles<H: Harness>(scenario: &Scenario) -> Result<Tally, Failure> {
 /// # Errors
 ///
 /// The first outcome or promise that does not hold.
-pub fn singles_in_one_store<H: Harness>(scenario: &Scenario) -> Result<Tally, Failure> {
+pub fn singles_in_one_store<H: Subject>(scenario: &Scenario) -> Result<Tally, Failure> {
     let mut tally = Tally::default();
     each_single::<H>(scenario, Layout::OneStore, &[Then::GoOn], &mut tally)?;
     Ok(tally)
 }
 
-fn each_single<H: Harness>(
+/// Runs a scenario on an async store, in which each operation in turn is dropped at each of its
+/// waits, with one store and with two: whoever dropped it does the same again, or is started again.
+/// After each step the promises must hold, and the end must be that of a run without (P8). This is
+/// for a store that waits at the same places in every run.
+///
+/// # Errors
+///
+/// The first outcome or promise that does not hold.
+pub fn drops<H: Subject>(scenario: &Scenario) -> Result<Tally, Failure> {
+    let mut tally = Tally::default();
+    for layout in Layout::ALL {
+        let plain = Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::From(0) };
+        let right = plain.finish::<H>()?;
+        tally.points += right.waits.len();
+        for (wait, step) in (1..).zip(right.waits) {
+            let look = Look::From(step.saturating_sub(1));
+            for then in [Then::Restart, Then::GoOn] {
+                let faults = &[(wait, Fault::Wait(WaitFault::Dropped))];
+                let run = Run { faults, then, look, ..plain };
+                same_end(&run, &run.finish::<H>()?.lasting, &right.lasting)?;
+                tally.singles += 1;
+            }
+        }
+    }
+    Ok(tally)
+}
+
+fn each_single<H: Subject>(
     scenario: &Scenario,
     layout: Layout,
     thens: &[Then],
@@ -99,7 +126,7 @@ fn each_single<H: Harness>(
 /// # Errors
 ///
 /// The first promise that does not hold.
-pub fn pairs<H: Harness>(scenario: &Scenario, stride: usize) -> Result<Tally, Failure> {
+pub fn pairs<H: Subject>(scenario: &Scenario, stride: usize) -> Result<Tally, Failure> {
     let mut tally = Tally::default();
     let plain = Run {
         scenario,
@@ -143,7 +170,7 @@ pub fn pairs<H: Harness>(scenario: &Scenario, stride: usize) -> Result<Tally, Fa
 /// # Errors
 ///
 /// The first promise that does not hold.
-pub fn pairs_beside<R: Harness, H: Harness>(
+pub fn pairs_beside<R: Subject, H: Subject>(
     scenario: &Scenario,
     stride: usize,
 ) -> Result<Tally, Failure> {
@@ -187,11 +214,11 @@ pub(crate) fn points(points: &[Point], after: usize) -> impl Iterator<Item = (us
 
 /// Runs until the last fault is over, and on to the end if no run before was in the same state
 /// there.
-fn unless_known<H: Harness>(
+fn unless_known<H: Subject>(
     run: &Run<'_>,
     seen: &mut BTreeSet<u64>,
 ) -> Result<Option<crate::run::End>, Failure> {
-    run.run::<H>(|moment, world: &World<'_, H>| {
+    run.run::<H>(|moment, world: &World<'_, H::Side>| {
         let Moment::GoesOn(step) = moment else { return Ok(ControlFlow::Continue(())) };
         if world.plan.struck() < run.faults.len() {
             return Ok(ControlFlow::Continue(()));
@@ -220,7 +247,7 @@ fn same_end(run: &Run<'_>, found: &str, right: &str) -> Result<(), Failure> {
 /// # Errors
 ///
 /// The first outcome or promise that does not hold.
-pub fn end<H: Harness>(scenario: &Scenario) -> Result<String, Failure> {
+pub fn end<H: Subject>(scenario: &Scenario) -> Result<String, Failure> {
     let run = Run {
         scenario,
         layout: Layout::TwoStores,

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
-use twobox::{DeliveryState, Dump, EventId, Fingerprint, InboxState, Record, RequestKey};
+use twobox::{Dump, EventId, EventState, Fingerprint, InboxState, LaneRow, Record, RequestKey};
 
 use crate::failure::{Failure, ensure};
-use crate::fault::{Fault, Plan, Point};
-use crate::harness::Harness;
+use crate::fault::{Fault, Plan, Point, Site};
+use crate::harness::Subject;
 use crate::scenario::{Command, Scenario};
 use crate::world::{Interrupt, Layout, Outcome, World, applies};
 
@@ -27,6 +27,8 @@ pub(crate) enum Then {
 /// Where a run stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Moment {
+    /// This step has come to its end, and not by an error.
+    Done(usize),
     /// A fault has struck in this step, and the step has come to its end, whichever that was.
     AfterFault,
     /// The stores were opened again after that.
@@ -63,6 +65,8 @@ pub(crate) struct Run<'a> {
 pub(crate) struct End {
     /// The points that were reached.
     pub(crate) points: Vec<Point>,
+    /// The step of each wait of an async store.
+    pub(crate) waits: Vec<usize>,
     /// What each step gave last, by its number from 0.
     pub(crate) outcomes: BTreeMap<usize, String>,
     /// All rows of each store.
@@ -72,14 +76,14 @@ pub(crate) struct End {
 }
 
 impl Run<'_> {
-    /// Runs to the end. `watch` sees the world around each fault, and may stop the run; then there
-    /// is no end.
-    pub(crate) fn run<H: Harness>(
+    /// Runs to the end. `watch` sees the world after each step and around each fault, and may stop
+    /// the run; then there is no end.
+    pub(crate) fn run<H: Subject>(
         &self,
-        mut watch: impl FnMut(Moment, &World<'_, H>) -> Result<ControlFlow<()>, Failure>,
+        mut watch: impl FnMut(Moment, &World<'_, H::Side>) -> Result<ControlFlow<()>, Failure>,
     ) -> Result<Option<End>, Failure> {
         let steps = self.scenario.steps;
-        let mut world = World::<H>::new(self.scenario, self.layout, Plan::new(self.faults));
+        let mut world = World::<H::Side>::new(self.scenario, self.layout, Plan::new(self.faults));
         let purges = steps.iter().any(|step| step.command == Command::Purge);
         let mut witness = Witness { purges, ..Witness::default() };
         let mut outcomes = BTreeMap::new();
@@ -87,7 +91,7 @@ impl Run<'_> {
         while let Some(step) = steps.get(at) {
             let this = at;
             let place = |failure: Failure| failure.at(self.place(this));
-            if !applies::<H>(step.command) {
+            if !applies::<H::Side>(step.command) {
                 at += 1;
                 continue;
             }
@@ -105,6 +109,9 @@ impl Run<'_> {
                     }
                     outcomes.insert(at, outcome.text);
                     at += 1;
+                    if watch(Moment::Done(this), &world)?.is_break() {
+                        return Ok(None);
+                    }
                     struck && self.then == Then::Restart
                 }
                 Err(Interrupt::Crash) => true,
@@ -136,17 +143,34 @@ impl Run<'_> {
             witness.look(&dumps, world.arrivals()).map_err(place)?;
         }
         let struck = world.plan.struck();
-        ensure(struck == self.faults.len(), || format!("only {struck} faults have struck"))
+        ensure(struck == self.faults.len(), || self.missed(struck, &world.plan.points()))
             .map_err(place)?;
         let mut lasting: String = shown(&dumps, Dump::lasting);
         world.own_rows()?.iter().for_each(|row| lasting.push_str(&format!("own row: {row:?}\n")));
-        Ok(Some(End { points: world.plan.points(), outcomes, dumps, lasting }))
+        let (points, waits) = (world.plan.points(), world.plan.waits());
+        Ok(Some(End { points, waits, outcomes, dumps, lasting }))
     }
 
     /// Runs to the end.
-    pub(crate) fn finish<H: Harness>(&self) -> Result<End, Failure> {
+    pub(crate) fn finish<H: Subject>(&self) -> Result<End, Failure> {
         self.run::<H>(|_, _| Ok(ControlFlow::Continue(())))?
             .ok_or_else(|| Failure::new("the run has no end"))
+    }
+
+    /// For a failure: not all faults have struck.
+    fn missed(&self, struck: usize, points: &[Point]) -> String {
+        let (all, reached) = (self.faults.len(), points.len());
+        let next = self.faults.get(struck).map_or(String::new(), |(at, fault)| {
+            let there = points.get(at - 1).map(|point| format!("a {}", point.site.name()));
+            let there = there.unwrap_or_else(|| "not reached".to_string());
+            format!("{} was to strike at point {at}, which is {there}; ", fault.name())
+        });
+        format!(
+            "only {struck} of {all} faults have struck: {next}this run came to {reached} points, \
+             and an earlier one with the same steps to others. The same calls must come to the same \
+             each time: look for a store that reports conflicts or errors of its own accord, for an \
+             answer that depends on the time or on chance, or for stores that share a file"
+        )
     }
 
     /// For a failure: which run this is, and which step.
@@ -154,7 +178,8 @@ impl Run<'_> {
         let mut text = format!("scenario {} with {:?}", self.scenario.name, self.layout);
         for (number, (point, fault)) in self.faults.iter().enumerate() {
             text.push_str(if number == 0 { ", " } else { " and " });
-            text.push_str(&format!("{} at point {point}", fault.name()));
+            let at = if fault.site() == Site::Wait { "wait" } else { "point" };
+            text.push_str(&format!("{} at {at} {point}", fault.name()));
         }
         if !self.faults.is_empty() {
             text.push_str(match self.then {
@@ -204,14 +229,16 @@ struct Witness {
 impl Witness {
     /// The promises that can be seen in the tables, at any time.
     fn look(&mut self, dumps: &[Dump], arrivals: &[EventId]) -> Result<(), Failure> {
-        let mut outbox = BTreeMap::new();
+        let mut outbox = BTreeSet::new();
         let mut events = BTreeMap::new();
+        let mut deliveries = BTreeMap::new();
         let mut orders = BTreeMap::new();
         let mut placed = BTreeMap::new();
         let mut applied = BTreeMap::new();
         let mut effects = BTreeMap::new();
         let mut lanes = BTreeMap::new();
         for dump in dumps {
+            deliveries.extend(dump.events().into_iter().map(|(id, found)| (id.clone(), found)));
             let unsorted = dump.records().windows(2).find(|pair| pair[0].key() >= pair[1].key());
             if let Some(pair) = unsorted {
                 return Err(Failure::new(format_args!(
@@ -239,8 +266,8 @@ impl Witness {
                         );
                     }
                     Record::Order(id, row) => drop(orders.insert(id.clone(), row.clone())),
-                    Record::Event(event) => drop(events.insert(event.id.clone(), record.clone())),
-                    Record::Outbox(id, row) => drop(outbox.insert(id.clone(), row.clone())),
+                    Record::Event(row) => drop(events.insert(row.event.id.clone(), record.clone())),
+                    Record::Outbox(id, _) => drop(outbox.insert(id.clone())),
                     Record::Lane(key, row) => drop(lanes.insert(key.clone(), row.clone())),
                     Record::Inbox(consumer, id, row) => {
                         if row.state == InboxState::Applied && row.effect {
@@ -268,18 +295,21 @@ impl Witness {
                 format!("P2: request {key} has order {}, which is not there", placed.order)
             })?;
             for id in &placed.events {
-                let there = events.contains_key(id) && outbox.contains_key(id);
-                let gone = self.purges && !events.contains_key(id) && !outbox.contains_key(id);
+                let there = events.contains_key(id) && deliveries.contains_key(id);
+                let gone = self.purges && !events.contains_key(id) && !outbox.contains(id);
                 ensure(there || gone, || {
                     format!(
-                        "P2: order {} is there without its event {id} in events and outbox",
+                        "P2: order {} is there without its event {id} in events and its lane",
                         placed.order
                     )
                 })?;
             }
         }
-        ensure(events.keys().eq(outbox.keys()), || {
-            "P2: events and outbox do not hold the same events".to_string()
+        ensure(events.keys().eq(deliveries.keys()), || {
+            "P2: there are events without a lane".to_string()
+        })?;
+        ensure(outbox.iter().all(|id| events.contains_key(id)), || {
+            "P2: there are rows of the outbox without their event".to_string()
         })?;
         let owned: BTreeSet<&EventId> = placed.values().flat_map(|placed| &placed.events).collect();
         ensure(events.keys().all(|id| owned.contains(id)), || {
@@ -293,33 +323,47 @@ impl Witness {
                 )
             })?;
         }
-        self.finished = outbox
+        self.finished = deliveries
             .iter()
-            .filter(|(_, row)| row.state.finished_at().is_some())
+            .filter(|(_, (state, row))| state.finished_since(row.committed_at).is_some())
             .map(|(id, _)| id.clone())
             .collect();
         self.committed = events;
-        for (id, row) in &outbox {
+        let mut places = BTreeMap::new();
+        for (id, (state, row)) in &deliveries {
             let lane = lanes.get(&row.lane);
             ensure(lane.is_some_and(|lane| row.sequence < lane.next), || {
                 format!("P4: event {id} stands in no lane")
             })?;
-            let before = outbox.iter().find(|(_, other)| {
-                other.lane == row.lane
-                    && other.sequence < row.sequence
-                    && other.state == DeliveryState::Pending
-            });
-            let overtaken = before.filter(|_| matches!(row.state, DeliveryState::Confirmed(_)));
-            ensure(overtaken.is_none(), || {
-                format!("P4: event {id} is confirmed before another one in its lane")
+            // That it is confirmed follows from its lane; that it was published does not.
+            ensure(*state != EventState::Confirmed || arrivals.contains(id), || {
+                format!("P3: event {id} is confirmed and has never arrived")
             })?;
+            let other = places.insert((row.lane.clone(), row.sequence), (id, *state));
+            ensure(other.is_none(), || format!("P4: event {id} stands at the place of another"))?;
+        }
+        let mut waits = None;
+        for ((lane, _), (id, state)) in &places {
+            match state {
+                EventState::Pending | EventState::Leased => waits = Some(lane),
+                EventState::Confirmed => ensure(waits != Some(lane), || {
+                    format!("P4: event {id} is confirmed before another one in its lane")
+                })?,
+                EventState::Dead(_) | EventState::Discarded(_) | EventState::Cancelled(_) => {}
+            }
+        }
+        for (key, row) in &lanes {
+            let mut events = places.iter().filter(|((lane, _), _)| lane == key);
+            let pending = events
+                .any(|(_, (_, state))| matches!(state, EventState::Pending | EventState::Leased));
+            check_lane(row, pending).map_err(|failure| failure.at(format_args!("lane {key}")))?;
         }
         for (at, id) in arrivals.iter().enumerate() {
-            let Some(row) = outbox.get(id) else { continue };
-            let later = arrivals[..at].iter().filter_map(|other| outbox.get(other));
+            let Some((_, row)) = deliveries.get(id) else { continue };
+            let later = arrivals[..at].iter().filter_map(|other| deliveries.get(other));
             let overtaken = later
-                .filter(|other| other.lane == row.lane)
-                .any(|other| other.sequence > row.sequence);
+                .filter(|(_, other)| other.lane == row.lane)
+                .any(|(_, other)| other.sequence > row.sequence);
             ensure(!overtaken, || format!("P4: event {id} arrived after a later one of its lane"))?;
         }
         ensure(applied == effects, || {
@@ -328,4 +372,20 @@ impl Witness {
             )
         })
     }
+}
+
+/// What a lane says of itself: what is pending in it will be due, unless it waits for an operator
+/// (P3), and a lease has an end at which it is (P6).
+fn check_lane(row: &LaneRow, pending: bool) -> Result<(), Failure> {
+    ensure(row.head <= row.next && row.confirmed < row.next, || {
+        format!("P4: it has come to {} of {}", row.head, row.next)
+    })?;
+    let waits = row.due.is_some() || row.blocked_by.is_some();
+    ensure(waits || !pending, || {
+        "P3: something is pending in it, and it is never due".to_string()
+    })?;
+    let until = row.lease.as_ref().map(|lease| lease.until);
+    ensure(until.is_none() || until == row.due, || {
+        "P6: it is leased, and not due when the lease ends".to_string()
+    })
 }

@@ -116,6 +116,8 @@ pub enum Command {
     Cancel(EventRef),
     /// An operator redrives a dead event.
     Redrive(EventRef),
+    /// An operator redrives all dead events.
+    RedriveAll,
     /// An operator discards a dead event.
     Discard(EventRef),
     /// A consumer counts that it failed on an event; it is set aside at the `limit`-th failure.
@@ -208,6 +210,7 @@ impl fmt::Display for Command {
             }
             Self::Cancel(event) => write!(f, "an operator cancels {event}"),
             Self::Redrive(event) => write!(f, "an operator redrives {event}"),
+            Self::RedriveAll => f.write_str("an operator redrives all that is dead"),
             Self::Discard(event) => write!(f, "an operator discards {event}"),
             Self::CountFailure { consumer, event, .. } => {
                 write!(f, "{consumer} counts a failure on {event}")
@@ -306,7 +309,7 @@ const MAIL: &str = "mailing";
 use Command::{
     CallDone, Cancel, Claim, Commit, Count, CountFailure, Crash, Discard, Drain, Intend, Place,
     PlaceWithOwnRow, Publish, Purge, ReadOwnRow, Receive, ReceiveInOrder, ReceiveOther, Redrive,
-    Register, Renew, Settle, StartCall, StepBack, Wait,
+    RedriveAll, Register, Renew, Settle, StartCall, StepBack, Wait,
 };
 
 const fn step(command: Command, gives: &'static str) -> Step {
@@ -497,8 +500,8 @@ define! {
         step(Wait(LEASE), "done"),
         step(Claim(B), "claimed order-created:req-001"),
         step(Publish(A, Broker::Takes), "order-created:req-001 applied by loyalty"),
-        step(Renew(A), "stale: relay-2 has taken the lane since, with token 10000002"),
-        step(Settle(A), "stale: relay-2 has taken the lane since, with token 10000002"),
+        step(Renew(A), "stale: relay-2 has taken the lane since, with a newer token"),
+        step(Settle(A), "stale: relay-2 has taken the lane since, with a newer token"),
         step(Count, "requests=1 orders=1 pending=1 inbox=1 effects=1"),
         step(Publish(B, Broker::Takes), "order-created:req-001 skipped by loyalty"),
         step(Settle(B), "1 confirmed"),
@@ -560,7 +563,8 @@ define! {
         step(Publish(A, Broker::Rejects(CREATED_1)), "order-created:req-001 rejected"),
         step(Settle(A), "dead order-created:req-001"),
         step(Count, "requests=1 orders=1 pending=0 inbox=0 effects=0"),
-        step(Redrive(CREATED_1), "redriven"),
+        step(RedriveAll, "redriven order-created:req-001"),
+        step(RedriveAll, "redriven nothing"),
         step(Count, "requests=1 orders=1 pending=1 inbox=0 effects=0"),
         step(Drain(A), "at rest, 1 confirmed"),
     ]
@@ -715,7 +719,7 @@ define! {
         step(Drain(A), "at rest, 1 confirmed, dead order-created:req-001"),
         step(Purge, "removed nothing"),
         step(Wait(8 * DAY), "done"),
-        step(Purge, "removed outbox=1 lanes=1"),
+        step(Purge, "removed events=1 lanes=1"),
         step(Purge, "removed nothing"),
         step(Count, "requests=3 orders=3 pending=1 inbox=1 effects=1"),
         step(Commit(OTHER_LANE), "repeated order:req-003 with order-created:req-003"),

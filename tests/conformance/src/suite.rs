@@ -1,28 +1,39 @@
 //! The macro that makes the tests of an adapter, and the same checks as a list.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use crate::failure::Failure;
 use crate::harness::Harness;
 use crate::{matrix, scenario};
 
 /// Runs the contract tests and all scenarios without faults, and says which fail. This is for tests
-/// of the kit itself, which give it stores that are wrong.
+/// of the kit itself, which give it stores that are wrong. A store that panics fails as well.
 #[must_use]
 pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
-    let mut checks: Vec<(String, Result<(), Failure>)> = Vec::new();
+    let mut failures = Vec::new();
+    let mut check = |name: String, check: &dyn Fn() -> Result<(), Failure>| {
+        failures.extend(caught(check).err().map(|failure| (name, failure)));
+    };
     macro_rules! contracts {
         ({ $given:ident } $($name:ident)*) => {
-            $(checks.push((concat!("contract::", stringify!($name)).to_string(), crate::contract::$name::<H>()));)*
+            $(check(concat!("contract::", stringify!($name)).to_string(), &crate::contract::$name::<H>);)*
         };
     }
     crate::each_contract!(contracts, H);
-    let scenarios = scenario::ALL
-        .iter()
-        .map(|one| (format!("scenarios::{}", one.name), matrix::scenario::<H>(one)));
-    checks.extend(scenarios);
-    checks
-        .into_iter()
-        .filter_map(|(name, result)| result.err().map(|failure| (name, failure)))
-        .collect()
+    for one in scenario::ALL {
+        check(format!("scenarios::{}", one.name), &|| matrix::scenario::<H>(one));
+    }
+    failures
+}
+
+/// What a check comes to; a panic in it is a failure.
+fn caught(check: impl Fn() -> Result<(), Failure>) -> Result<(), Failure> {
+    // Whatever was opened is gone.
+    catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+        Err(Failure::new(format_args!("the store panicked: {text}")))
+    })
 }
 
 /// Makes the tests for a [`Harness`](crate::Harness), each with a name of its own:
@@ -42,58 +53,96 @@ pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
 /// ```ignore
 /// twobox_conformance::suite!(MyHarness);
 /// twobox_conformance::suite!(MyHarness, pairs: 20);
-/// twobox_conformance::suite!(MyHarness, pairs: 20, reference: MemoryHarness);
+/// twobox_conformance::suite!(MyHarness, pairs: 20, reference: twobox_conformance::Reference);
 /// ```
 #[macro_export]
 macro_rules! suite {
     ($harness:ty) => {
         $crate::suite!($harness, pairs: 1);
     };
-    ($harness:ty, pairs: $stride:literal) => {
-        $crate::__plain_suite!($harness);
-        mod faults {
+    ($harness:ty, $($rest:tt)*) => {
+        mod contract {
             use super::*;
-            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::matrix::singles::<$harness>(scenario).map(drop));
+            $crate::each_contract!($crate::__contract_tests, $harness);
         }
-        mod pairs {
-            use super::*;
-            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::matrix::pairs::<$harness>(scenario, $stride).map(drop));
-        }
+        $crate::__scenario_suite!($harness, $($rest)*);
     };
-    ($harness:ty, pairs: $stride:literal, reference: $reference:ty) => {
-        $crate::__plain_suite!($harness);
-        mod faults {
+}
+
+/// As [`suite!`](crate::suite), for an [`AsyncHarness`](crate::AsyncHarness). The scenarios run
+/// through the async driver, and the single faults once more, in `writes_first::*`, with transitions
+/// that are written first as they assume.
+#[macro_export]
+macro_rules! suite_async {
+    ($harness:ty) => {
+        $crate::suite_async!($harness, pairs: 1);
+    };
+    ($harness:ty, $($rest:tt)*) => {
+        mod contract {
+            use super::*;
+            $crate::each_contract!($crate::__contract_tests, $crate::Blocking<$harness>);
+            $crate::each_async_contract!($crate::__async_contract_tests, $harness);
+        }
+        $crate::__scenario_suite!($crate::Async<$harness>, $($rest)*);
+        mod writes_first {
             use super::*;
             $crate::each_scenario!($crate::__matrix_tests, |scenario| {
-                $crate::matrix::singles_in_one_store::<$harness>(scenario).map(drop)
+                $crate::matrix::singles::<$crate::Async<$harness, true>>(scenario).map(drop)
             });
-        }
-        mod pairs {
-            use super::*;
-            $crate::each_scenario!($crate::__matrix_tests, |scenario| {
-                $crate::matrix::pairs_beside::<$reference, $harness>(scenario, $stride).map(drop)
-            });
-        }
-        mod tables {
-            use super::*;
-            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::snapshot::same_as::<$reference, $harness>(scenario));
         }
     };
 }
 
 #[doc(hidden)]
 #[macro_export]
-macro_rules! __plain_suite {
-    ($harness:ty) => {
-        mod contract {
+macro_rules! __scenario_suite {
+    ($subject:ty, pairs: $stride:literal) => {
+        $crate::__scenarios!($subject);
+        mod faults {
             use super::*;
-            $crate::each_contract!($crate::__contract_tests, $harness);
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| {
+                $crate::matrix::singles::<$subject>(scenario).map(drop)
+            });
         }
+        mod pairs {
+            use super::*;
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| {
+                $crate::matrix::pairs::<$subject>(scenario, $stride).map(drop)
+            });
+        }
+    };
+    ($subject:ty, pairs: $stride:literal, reference: $reference:ty) => {
+        $crate::__scenarios!($subject);
+        mod faults {
+            use super::*;
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| {
+                $crate::matrix::singles_in_one_store::<$subject>(scenario).map(drop)
+            });
+        }
+        mod pairs {
+            use super::*;
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| {
+                $crate::matrix::pairs_beside::<$reference, $subject>(scenario, $stride).map(drop)
+            });
+        }
+        mod tables {
+            use super::*;
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| {
+                $crate::snapshot::same_as::<$reference, $subject>(scenario)
+            });
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __scenarios {
+    ($subject:ty) => {
         mod scenarios {
             use super::*;
-            $crate::each_scenario!($crate::__matrix_tests, |scenario| $crate::matrix::scenario::<
-                $harness,
-            >(scenario));
+            $crate::each_scenario!($crate::__matrix_tests, |scenario| {
+                $crate::matrix::scenario::<$subject>(scenario)
+            });
         }
     };
 }
@@ -105,6 +154,17 @@ macro_rules! __contract_tests {
         #[test]
         fn $name() -> Result<(), $crate::Failure> {
             $crate::contract::$name::<$harness>()
+        }
+    )*};
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __async_contract_tests {
+    ({ $harness:ty } $($name:ident)*) => {$(
+        #[test]
+        fn $name() -> Result<(), $crate::Failure> {
+            $crate::asynchronous::contract::$name::<$harness>()
         }
     )*};
 }

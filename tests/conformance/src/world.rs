@@ -3,25 +3,26 @@
 //! faults.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt;
 use std::num::NonZeroU16;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
+use twobox::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
-    Body, Cancel, Checked, Claim, CommitOrder, Committed, Consumer, CountFailure, DeliveryPolicy,
-    Discard, Draft, Dump, Ending, Event, EventId, FailureCounted, Fingerprint, Invalid, Key, Load,
-    Millis, Operated, OrderId, OrderingKey, Owner, Place, Placed, Purge, Query, Reader, Reason,
-    Receive, Received, Record, Redrive, Register, Registered, Renew, Request, Retention, Run,
-    RunError, RunResult, Settle, Store, Table, WhenDead,
+    Body, Cancel, Checked, Claim, Claimed, CommitOrder, Committed, Consumer, CountFailure,
+    DeliveryPolicy, Discard, Draft, Dump, Ending, Event, EventId, EventState, FailureCounted,
+    Fingerprint, Invalid, LanePlace, Leased, Message, Millis, Operated, OrderId, OrderingKey,
+    Owner, PlacedOrder, Reason, Receipt, Receive, Received, Redrive, Register, Registered, Renew,
+    Request, Retention, RunError, Settle, Settled, Stale, StaleLease, StoreError, Table, WhenDead,
 };
 
 use crate::failure::Failure;
 use crate::fault::{BeginFault, Plan, PublishFault};
-use crate::faulty::{FaultError, Faulty};
-use crate::harness::{ErrorOf, Harness};
+use crate::faulty::FaultError;
 use crate::scenario::{Broker, Command, EventRef, LEASE, PATIENCE, Purchase, Scenario};
+use crate::side::{Consuming, Delivering, Placing, Ran, Side, UserError};
 
 /// When a scenario begins: late enough for a clock that steps back by an hour.
 const START: u64 = 10_000_000;
@@ -87,83 +88,76 @@ enum Ended<O, R> {
     Refused(R),
 }
 
-fn ended<O, R, E: std::error::Error>(
-    result: Result<O, RunError<FaultError<E>, R>>,
-) -> Result<Ended<O, R>, Interrupt> {
+fn ended<O, R, E: StoreError>(result: Ran<O, E, R>) -> Result<Ended<O, R>, Interrupt> {
     match result {
         Ok(outcome) => Ok(Ended::Done(outcome)),
         Err(RunError::Refused(refusal)) => Ok(Ended::Refused(refusal)),
-        Err(RunError::Conflict(key)) => Err(Interrupt::Failed(format!("conflict at {key}"))),
+        Err(RunError::Conflict(None)) => Err(Interrupt::Failed("a conflict".to_string())),
+        Err(RunError::Conflict(Some(key))) => Err(Interrupt::Failed(format!("conflict at {key}"))),
         Err(RunError::Store(error) | RunError::Unknown(error)) => Err(interrupt(error)),
     }
 }
 
-fn interrupt<E: std::error::Error>(error: FaultError<E>) -> Interrupt {
+fn interrupt<E: StoreError>(error: FaultError<E>) -> Interrupt {
     match error {
         FaultError::Crash => Interrupt::Crash,
         FaultError::Injected => Interrupt::Failed("an injected error".to_string()),
         FaultError::Contract(what) => Interrupt::Broken(Failure::new(what)),
-        FaultError::Store(error) => Interrupt::Broken(Failure::store(error)),
+        FaultError::Store(step, error) => Interrupt::Broken(Failure::store(error).at(step)),
     }
 }
 
-/// The outcome of a transition that cannot be refused.
-fn never<O>(ended: Ended<O, std::convert::Infallible>) -> O {
-    match ended {
-        Ended::Done(outcome) => outcome,
+/// The outcome of what cannot be refused.
+fn never<O, E: StoreError>(result: Ran<O, E, Infallible>) -> Result<O, Interrupt> {
+    match ended(result)? {
+        Ended::Done(outcome) => Ok(outcome),
         Ended::Refused(refusal) => match refusal {},
     }
 }
 
-/// A run that a relay has claimed, and how far it got with it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct InHand {
-    run: Run,
-    confirmed: Vec<EventId>,
-    ended: Option<(EventId, Ending)>,
-}
-
-/// What the code of a user says to the driver, to have everything rolled back.
-enum UserError<E: std::error::Error> {
-    Fails,
-    Refused(String),
-    Store(RunError<FaultError<E>, ()>),
-}
-
-impl<E: std::error::Error> UserError<E> {
-    /// Takes over what a transition within the user's transaction reported.
-    fn of<R: fmt::Display>(error: RunError<FaultError<E>, R>) -> Self {
-        match error {
-            RunError::Refused(refusal) => Self::Refused(refusal.to_string()),
-            RunError::Conflict(key) => Self::Store(RunError::Conflict(key)),
-            RunError::Store(error) => Self::Store(RunError::Store(error)),
-            RunError::Unknown(error) => Self::Store(RunError::Unknown(error)),
-        }
+/// What the code of a user came to.
+fn of_user<O, E: StoreError>(
+    result: Ran<O, E, UserError<E>>,
+    text: impl FnOnce(O) -> String,
+) -> Result<Outcome, Interrupt> {
+    match ended(result)? {
+        Ended::Done(done) => Ok(Outcome::of(text(done))),
+        Ended::Refused(UserError::Fails) => Ok(Outcome::of("rolled back")),
+        Ended::Refused(UserError::Refused(why)) => Ok(Outcome::refused(why)),
+        Ended::Refused(UserError::Store(error)) => never(Err(error)),
     }
 }
 
+/// Events that a relay has claimed, and how far it got with them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct InHand {
+    leased: Leased,
+    confirmed: usize,
+    ending: Option<Ending>,
+}
+
 /// The shop at one moment.
-pub(crate) struct World<'s, H> {
+pub(crate) struct World<'s, S> {
     pub(crate) scenario: &'s Scenario,
-    pub(crate) plan: Rc<Plan>,
+    pub(crate) plan: Arc<Plan>,
     policy: Checked<DeliveryPolicy>,
     kept: Checked<Retention>,
     /// One store or two: the first is the sender's, the last the receiver's.
-    sides: Vec<Faulty<H>>,
+    sides: Vec<S>,
     clock: Millis,
     relays: BTreeMap<&'static str, Vec<InHand>>,
     /// The events in the order in which each came to the consumers for the first time.
     arrivals: Vec<EventId>,
 }
 
-impl<'s, H: Harness> World<'s, H> {
+impl<'s, S: Side> World<'s, S> {
     pub(crate) fn new(scenario: &'s Scenario, layout: Layout, plan: Plan) -> Self {
-        let plan = Rc::new(plan);
+        let plan = Arc::new(plan);
         let stores = match layout {
             Layout::OneStore => 1,
             Layout::TwoStores => 2,
         };
-        let sides = (0..stores).map(|_| Faulty::new(H::open(), Rc::clone(&plan))).collect();
+        let sides = (0..stores).map(|_| S::open(&plan)).collect();
         let when_dead = if scenario.dead_lets_go_on { WhenDead::Continue } else { WhenDead::Block };
         let max_starts = scenario.max_failures + scenario.max_failures / 2;
         let policy = DeliveryPolicy {
@@ -195,27 +189,24 @@ impl<'s, H: Harness> World<'s, H> {
         }
     }
 
-    fn sender(&self) -> &Faulty<H> {
+    fn sender(&self) -> &S {
         &self.sides[0]
     }
 
-    fn receiver(&self) -> &Faulty<H> {
+    fn receiver(&self) -> &S {
         &self.sides[self.sides.len() - 1]
     }
 
     /// Ends the program and opens the stores again: what was not committed is lost, and so is what
     /// the relays had in hand.
     pub(crate) fn reopen(&mut self) {
-        self.sides = std::mem::take(&mut self.sides).into_iter().map(Faulty::crash).collect();
+        self.sides = std::mem::take(&mut self.sides).into_iter().map(S::crash).collect();
         self.relays.clear();
     }
 
     /// All rows of each store, the sender's first. No fault strikes here.
     pub(crate) fn dumps(&self) -> Result<Vec<Dump>, Failure> {
-        let dump = |side: &Faulty<H>| {
-            Dump::of(&mut side.inner().view().map_err(Failure::store)?).map_err(Failure::store)
-        };
-        self.sides.iter().map(dump).collect()
+        self.sides.iter().map(S::dump).collect()
     }
 
     /// The user's own rows that the scenario writes.
@@ -227,8 +218,7 @@ impl<'s, H: Harness> World<'s, H> {
     }
 
     fn own_row(&self, key: &str) -> Result<Option<String>, Failure> {
-        let mut tx = self.sides[0].inner().begin().map_err(Failure::store)?;
-        H::own_row(&mut tx, key).map_err(Failure::store)
+        self.sender().own_row(key)
     }
 
     pub(crate) fn arrivals(&self) -> &[EventId] {
@@ -236,15 +226,8 @@ impl<'s, H: Harness> World<'s, H> {
     }
 
     /// All that the rest of a run depends on, beside the step.
-    pub(crate) fn state(&self) -> Result<impl std::hash::Hash + use<'s, H>, Failure> {
-        let mut rows = Vec::new();
-        for side in &self.sides {
-            let mut view = side.inner().view().map_err(Failure::store)?;
-            for table in Table::ALL {
-                let walk = Query::Walk { table, after: None, limit: 10_000 };
-                rows.extend(view.load(&walk).map_err(Failure::store)?.into_vec());
-            }
-        }
+    pub(crate) fn state(&self) -> Result<impl std::hash::Hash + use<S>, Failure> {
+        let rows = self.sides.iter().map(S::stored).collect::<Result<Vec<_>, _>>()?;
         Ok((rows, self.clock, self.relays.clone(), self.own_rows()?))
     }
 
@@ -274,6 +257,7 @@ impl<'s, H: Harness> World<'s, H> {
             | Command::Purge
             | Command::Cancel(_)
             | Command::Redrive(_)
+            | Command::RedriveAll
             | Command::Discard(_)
             | Command::Drain(_) => self.plan.begin(),
         };
@@ -306,44 +290,49 @@ impl<'s, H: Harness> World<'s, H> {
             Command::ReadOwnRow(key) => {
                 Ok(Outcome::of(self.own_row(key)?.unwrap_or_else(|| "no row".to_string())))
             }
-            Command::Claim(relay) => self.claim(relay).map(|claimed| claimed.0),
+            Command::Claim(relay) => Ok(Outcome::of(ClaimedText(&self.claim(relay)?))),
             Command::Publish(relay, broker) => self.publish(relay, broker),
             Command::Renew(relay) => self.renew(relay),
-            Command::Settle(relay) => {
-                self.settle(relay).map(|settled| Outcome::of(Tally(&settled)))
+            Command::Settle(relay) => Ok(Outcome::of(Tally(&self.settle(relay)?))),
+            Command::Receive { consumer, event, fails: false } => {
+                self.deliver(consumer, &message_of(event_of(event)?), false)
             }
-            Command::Receive { consumer, event, fails } => {
-                self.receive_one(consumer, &event_of(event)?, fails)
+            Command::Receive { consumer, event, fails: true } => {
+                let receive = receive_of(consumer, &event_of(event)?)?;
+                self.consume(&Consuming { receive, intend: None, fails: true })
             }
             Command::ReceiveOther { consumer, event } => {
-                let event =
-                    Event { body: Body::json(r#"{"quantity":"1000"}"#)?, ..event_of(event)? };
-                self.receive_one(consumer, &event, false)
+                let body = Body::json(r#"{"quantity":"1000"}"#)?;
+                self.deliver(consumer, &message_of(Event { body, ..event_of(event)? }), false)
             }
             Command::ReceiveInOrder { consumer, event, place: (sequence, after) } => {
-                let event = event_of(event)?;
-                let receive = receive_of(consumer, &event)?
-                    .in_order(event.ordering_key, Place { begun: Millis::new(0), sequence, after });
-                self.receive(&receive, false)
+                let place = LanePlace { begun: Millis::new(0), sequence, after };
+                let message = Message { place, ..message_of(event_of(event)?) };
+                self.deliver(consumer, &message, true)
             }
             Command::Cancel(event) => {
                 let cancel = Cancel::new(
                     [EventId::new(event.to_string())?],
                     Reason::new("the client has changed its mind"),
                 )?;
-                Ok(operated(&never(ended(self.sender().run(cancel, self.clock))?), "cancelled"))
+                Ok(operated(&never(self.sender().run(cancel, self.clock))?, "cancelled"))
             }
             Command::Redrive(event) => {
-                let redrive = Redrive::new(
-                    [EventId::new(event.to_string())?],
-                    self.kept.redrive_window(&self.policy),
-                )?;
-                Ok(operated(&never(ended(self.sender().run(redrive, self.clock))?), "redriven"))
+                let redrive =
+                    Redrive::new([EventId::new(event.to_string())?], self.kept.redrive_window())?;
+                Ok(operated(&never(self.sender().run(redrive, self.clock))?, "redriven"))
+            }
+            Command::RedriveAll => {
+                let window = self.kept.redrive_window();
+                let operated = never(self.sender().redrive(window, self.clock))?;
+                let done: Vec<&str> = operated.done.iter().map(EventId::as_str).collect();
+                let done = if done.is_empty() { "nothing".to_string() } else { done.join(" ") };
+                Ok(Outcome::of(format_args!("redriven {done}")))
             }
             Command::Discard(event) => {
                 let discard =
                     Discard::new([EventId::new(event.to_string())?], Reason::new("sent by hand"))?;
-                Ok(operated(&never(ended(self.sender().run(discard, self.clock))?), "discarded"))
+                Ok(operated(&never(self.sender().run(discard, self.clock))?, "discarded"))
             }
             Command::CountFailure { consumer, event, limit } => {
                 let reason = Reason::new("the points program is away");
@@ -356,7 +345,11 @@ impl<'s, H: Harness> World<'s, H> {
                     Ended::Refused(refusal) => Outcome::refused(refusal),
                 })
             }
-            Command::Intend { consumer, event } => self.intend(consumer, event),
+            Command::Intend { consumer, event } => {
+                let receive = receive_of(consumer, &event_of(event)?)?;
+                let intend = Some(Intend::new(call_of(consumer, event)?));
+                self.consume(&Consuming { receive, intend, fails: false })
+            }
             Command::StartCall { consumer, event } => {
                 let start = Start::new(
                     call_of(consumer, event)?,
@@ -424,51 +417,47 @@ impl<'s, H: Harness> World<'s, H> {
     /// Register and commit in one transaction, with a row of the user's own if there is one.
     fn place(&self, buy: Purchase, own: Option<(&str, &str, bool)>) -> Result<Outcome, Interrupt> {
         let request = request_of(buy)?;
-        let order = order_of(&request, buy)?;
-        let result = self.sender().write(self.clock, |tx| {
-            let registered =
-                tx.run(Register::new(&request)).map_err(UserError::<ErrorOf<H>>::of)?;
-            if let Some((key, value, _)) = own {
-                let put = H::put_own_row(tx.inner_mut(), key, value);
-                put.map_err(|error| UserError::Store(RunError::Store(FaultError::Store(error))))?;
-            }
-            let committed = tx.run(&order).map_err(UserError::of)?;
-            if own.is_some_and(|(_, _, fails)| fails) {
-                return Err(UserError::Fails);
-            }
-            Ok(format!("{}; {}", registered_text(&registered), committed_text(&committed)))
-        });
-        match ended(result)? {
-            Ended::Done(text) => Ok(Outcome::of(text)),
-            Ended::Refused(UserError::Fails) => Ok(Outcome::of("rolled back")),
-            Ended::Refused(UserError::Refused(why)) => Ok(Outcome::refused(why)),
-            Ended::Refused(UserError::Store(error)) => match ended(Err::<(), _>(error))? {
-                Ended::Done(()) | Ended::Refused(()) => {
-                    Err(Failure::new("a refusal without a reason").into())
-                }
-            },
-        }
+        let placing = Placing {
+            request: &request,
+            order: &order_of(&request, buy)?,
+            own: own.map(|(key, value, _)| (key, value)),
+            fails: own.is_some_and(|(_, _, fails)| fails),
+        };
+        of_user(self.sender().place(&placing, self.clock), |(registered, committed)| {
+            format!("{}; {}", registered_text(&registered), committed_text(&committed))
+        })
     }
 
-    /// Claims, and says when there will be more.
-    fn claim(&mut self, relay: &'static str) -> Result<(Outcome, Option<Millis>), Interrupt> {
-        let claim = Claim::new(&self.policy, Owner::new(relay)?, Duration::from_millis(LEASE), 8)?;
-        let claimed = never(ended(self.sender().run(claim, self.clock))?);
-        let events: Vec<&str> = claimed
-            .runs
-            .iter()
-            .flat_map(|run| &run.deliveries)
-            .map(|one| one.event.as_str())
-            .collect();
-        let mut text = format!(
-            "claimed {}",
-            if events.is_empty() { "nothing".to_string() } else { events.join(" ") }
-        );
-        claimed.dead.iter().for_each(|event| text.push_str(&format!(", dead {event}")));
-        let runs =
-            claimed.runs.into_iter().map(|run| InHand { run, confirmed: Vec::new(), ended: None });
-        self.relays.entry(relay).or_default().extend(runs);
-        Ok((Outcome::of(text), claimed.next_due))
+    fn claim_for(&self, relay: &str) -> Result<Claim<'_>, Invalid> {
+        Claim::new(&self.policy, Owner::new(relay)?, Duration::from_millis(LEASE), 8)
+    }
+
+    fn take_in_hand(&mut self, relay: &'static str, claimed: &Claimed) {
+        let hands = claimed.leased.iter().cloned();
+        let hands = hands.map(|leased| InHand { leased, confirmed: 0, ending: None });
+        self.relays.entry(relay).or_default().extend(hands);
+    }
+
+    fn claim(&mut self, relay: &'static str) -> Result<Claimed, Interrupt> {
+        let claim = self.claim_for(relay)?;
+        let (_, claimed) = never(self.sender().exchange(None, Some(claim), self.clock))?;
+        let claimed = claimed.unwrap_or_default();
+        self.take_in_hand(relay, &claimed);
+        Ok(claimed)
+    }
+
+    /// What a relay has to settle.
+    fn settle_for(&self, relay: &str) -> Option<Settle<'_>> {
+        let hands = self.relays.get(relay).filter(|hands| !hands.is_empty())?;
+        let settle = |hand: &InHand| hand.leased.settle(hand.confirmed, hand.ending.clone());
+        Some(Settle::new(&self.policy, hands.iter().map(settle)))
+    }
+
+    fn settle(&mut self, relay: &str) -> Result<Settled, Interrupt> {
+        let settle = self.settle_for(relay).unwrap_or_else(|| Settle::new(&self.policy, []));
+        let (settled, _) = never(self.sender().exchange(Some(settle), None, self.clock))?;
+        self.relays.remove(relay);
+        Ok(settled.unwrap_or_default())
     }
 
     /// Publishes what the relay has in hand, event by event; what happened to each is noted at
@@ -478,15 +467,15 @@ impl<'s, H: Harness> World<'s, H> {
         for at in 0..self.relays.get(relay).map_or(0, Vec::len) {
             while let Some((event, until)) = self.next_to_publish(relay, at) {
                 let (text, ending) = self.publish_one(&event, until, broker)?;
-                texts.push(format!("{event} {text}"));
-                if matches!(broker, Broker::Kills(kills) if kills.to_string() == event.as_str()) {
+                texts.push(format!("{} {text}", event.id));
+                if matches!(broker, Broker::Kills(kills) if is(kills, &event)) {
                     self.reopen();
                     return Ok(Outcome::of(texts.join("; ")));
                 }
                 if let Some(hand) = self.relays.get_mut(relay).and_then(|hands| hands.get_mut(at)) {
                     match ending {
-                        None => hand.confirmed.push(event),
-                        Some(ending) => hand.ended = Some((event, ending)),
+                        None => hand.confirmed += 1,
+                        ending => hand.ending = ending,
                     }
                 }
             }
@@ -498,26 +487,19 @@ impl<'s, H: Harness> World<'s, H> {
         }))
     }
 
-    fn next_to_publish(&self, relay: &str, at: usize) -> Option<(EventId, Millis)> {
-        let hand = self.relays.get(relay)?.get(at)?;
-        if hand.ended.is_some() {
-            return None;
-        }
-        hand.run
-            .deliveries
-            .get(hand.confirmed.len())
-            .map(|delivery| (delivery.event.clone(), hand.run.until))
+    fn next_to_publish(&self, relay: &str, at: usize) -> Option<(Event, Millis)> {
+        let hand = self.relays.get(relay)?.get(at).filter(|hand| hand.ending.is_none())?;
+        let next = hand.leased.events.get(hand.confirmed)?;
+        Some((next.message.event.clone(), hand.leased.until))
     }
 
     /// Publishes one event, and says what to settle it with if it is not confirmed.
     fn publish_one(
         &mut self,
-        id: &EventId,
+        event: &Event,
         until: Millis,
         broker: Broker,
     ) -> Result<(String, Option<Ending>), Interrupt> {
-        let event = self.read_event(id)?;
-        let is = |other: EventRef| other.to_string() == id.as_str();
         let failed = |text: &str| {
             Ok((text.to_string(), Some(Ending::Failed(Reason::new("the broker failed")))))
         };
@@ -538,12 +520,14 @@ impl<'s, H: Harness> World<'s, H> {
             }
         }
         match broker {
-            Broker::FailsOn(other) if is(other) => failed("failed"),
-            Broker::Rejects(other) if is(other) => Ok((
+            Broker::FailsOn(other) if is(other, event) => failed("failed"),
+            Broker::Rejects(other) if is(other, event) => Ok((
                 "rejected".to_string(),
                 Some(Ending::Rejected(Reason::new("the broker will never take it"))),
             )),
-            Broker::Kills(other) if is(other) => Ok(("killed the program".to_string(), None)),
+            Broker::Kills(other) if is(other, event) => {
+                Ok(("killed the program".to_string(), None))
+            }
             Broker::Unreachable => Ok((
                 "unavailable".to_string(),
                 Some(Ending::Unavailable(Reason::new("the broker is away"))),
@@ -553,25 +537,10 @@ impl<'s, H: Harness> World<'s, H> {
             | Broker::FailsOn(_)
             | Broker::Rejects(_)
             | Broker::Kills(_) => {
-                let text = self.arrive(&event)?;
+                let text = self.arrive(event)?;
                 if lost { failed(&format!("{text}, answer lost")) } else { Ok((text, None)) }
             }
         }
-    }
-
-    fn read_event(&self, id: &EventId) -> Result<Event, Interrupt> {
-        let store = self.sender();
-        let rows = store
-            .view()
-            .and_then(|mut view| view.load(&Query::rows([Key::Event(id.clone())])))
-            .map_err(interrupt)?;
-        let event = rows
-            .into_vec()
-            .into_iter()
-            .find_map(|row| if let Record::Event(event) = row.record { Some(event) } else { None });
-        event.ok_or_else(|| {
-            Failure::new(format_args!("P3: event {id} was claimed, but it is not there")).into()
-        })
     }
 
     /// The event reaches the consumers.
@@ -579,131 +548,84 @@ impl<'s, H: Harness> World<'s, H> {
         if !self.arrivals.contains(&event.id) {
             self.arrivals.push(event.id.clone());
         }
+        let message = message_of(event.clone());
         let mut texts = Vec::new();
         for consumer in self.scenario.consumers {
-            texts.push(format!("{} by {consumer}", self.receive_one(consumer, event, false)?.text));
+            texts.push(format!("{} by {consumer}", self.deliver(consumer, &message, false)?.text));
         }
         Ok(texts.join(", "))
     }
 
-    fn receive_one(
+    /// An event comes to the inbox of a consumer.
+    fn deliver(
         &self,
         consumer: &str,
-        event: &Event,
-        fails: bool,
+        message: &Message,
+        in_order: bool,
     ) -> Result<Outcome, Interrupt> {
-        self.receive(&receive_of(consumer, event)?, fails)
-    }
-
-    fn receive(&self, receive: &Receive, fails: bool) -> Result<Outcome, Interrupt> {
-        let result = if fails {
-            self.receiver().write(self.clock, |tx| {
-                let received = tx.run(receive).map_err(UserError::<ErrorOf<H>>::of)?;
-                if received == Received::Applied { Err(UserError::Fails) } else { Ok(received) }
-            })
-        } else {
-            self.receiver().run(receive, self.clock).map_err(|error| match error {
-                RunError::Refused(refusal) => {
-                    RunError::Refused(UserError::Refused(refusal.to_string()))
-                }
-                RunError::Conflict(key) => RunError::Conflict(key),
-                RunError::Store(error) => RunError::Store(error),
-                RunError::Unknown(error) => RunError::Unknown(error),
-            })
-        };
-        match ended(result)? {
-            Ended::Done(Received::Applied) => Ok(Outcome::of("applied")),
-            Ended::Done(Received::Duplicate) => Ok(Outcome::of("skipped")),
-            Ended::Done(Received::Poisoned) => Ok(Outcome::of("poisoned")),
-            Ended::Done(Received::WaitsFor(sequence)) => {
-                Ok(Outcome::of(format_args!("waits for {sequence}")))
+        let effect = effect_of(consumer, &message.event)?;
+        let consumer = Consumer::new(consumer)?;
+        let delivering = Delivering { consumer, in_order, message, effect };
+        match never(self.receiver().deliver(&delivering, self.clock))? {
+            Receipt::Applied => Ok(Outcome::of("applied")),
+            Receipt::Duplicate => Ok(Outcome::of("skipped")),
+            Receipt::Poisoned => Ok(Outcome::of("poisoned")),
+            Receipt::WaitsFor(sequence) => Ok(Outcome::of(format_args!("waits for {sequence}"))),
+            Receipt::Refused(why) => Ok(Outcome::refused(why)),
+            Receipt::Deferred(why) | Receipt::Failed(why) => {
+                let what = format!("P5: an event was not applied, though nobody failed: {why}");
+                Err(Failure::new(what).into())
             }
-            Ended::Refused(UserError::Fails) => Ok(Outcome::of("rolled back")),
-            Ended::Refused(UserError::Refused(why)) => Ok(Outcome::refused(why)),
-            Ended::Refused(UserError::Store(error)) => match ended(Err::<(), _>(error))? {
-                Ended::Done(()) | Ended::Refused(()) => {
-                    Err(Failure::new("a refusal without a reason").into())
-                }
-            },
         }
     }
 
-    /// Receives an event, and records in the same commit that a call is to be made, unless it was
-    /// received before.
-    fn intend(&self, consumer: &str, event: EventRef) -> Result<Outcome, Interrupt> {
-        let receive = receive_of(consumer, &event_of(event)?)?;
-        let call = call_of(consumer, event)?;
-        let result = self.receiver().write(self.clock, |tx| {
-            let received = tx.run(&receive).map_err(UserError::<ErrorOf<H>>::of)?;
-            if received == Received::Applied {
-                let new = tx.run(Intend::new(call.clone())).map_err(UserError::of)?;
-                return Ok(if new {
-                    "applied, a call is to be made"
-                } else {
-                    "applied, but the call was there before"
-                });
-            }
-            Ok("skipped")
-        });
-        match ended(result)? {
-            Ended::Done(text) => Ok(Outcome::of(text)),
-            Ended::Refused(UserError::Fails) => Ok(Outcome::of("rolled back")),
-            Ended::Refused(UserError::Refused(why)) => Ok(Outcome::refused(why)),
-            Ended::Refused(UserError::Store(error)) => match ended(Err::<(), _>(error))? {
-                Ended::Done(()) | Ended::Refused(()) => {
-                    Err(Failure::new("a refusal without a reason").into())
-                }
-            },
-        }
+    /// A consumer receives an event in a transaction of its own making.
+    fn consume(&self, consuming: &Consuming) -> Result<Outcome, Interrupt> {
+        let intends = consuming.intend.is_some();
+        of_user(self.receiver().consume(consuming, self.clock), |(received, new)| {
+            let text = match received {
+                Received::Applied if intends && new => "applied, a call is to be made",
+                Received::Applied if intends => "applied, but the call was there before",
+                Received::Applied => "applied",
+                Received::Duplicate => "skipped",
+                Received::Poisoned => "poisoned",
+                Received::WaitsFor(sequence) => return format!("waits for {sequence}"),
+            };
+            text.to_string()
+        })
     }
 
-    /// Purges every table of each store, in batches so small that they do not end with the table.
+    /// Purges all tables of each store, in batches so small that they do not end with the table.
     fn purge(&self) -> Result<Outcome, Interrupt> {
         const BATCH: NonZeroU16 = NonZeroU16::MIN.saturating_add(1);
-        const BATCHES: usize = 100;
-        let mut texts = Vec::new();
-        for table in Purge::TABLES {
-            let mut removed = 0;
-            for side in &self.sides {
-                let mut next = None;
-                for batch in 0.. {
-                    if batch == BATCHES {
-                        return Err(
-                            Failure::new(format_args!("the purge of {table} has no end")).into()
-                        );
-                    }
-                    let purge = Purge::new(&self.kept, table, BATCH);
-                    let purge = if let Some(key) = next { purge.after(key) } else { purge };
-                    let purged = never(ended(side.run(purge, self.clock))?);
-                    removed += purged.removed;
-                    next = purged.next;
-                    if next.is_none() {
-                        break;
-                    }
-                }
-            }
-            if removed > 0 {
-                texts.push(format!("{table}={removed}"));
-            }
+        let before = self.dumps()?;
+        for side in &self.sides {
+            let _rows = never(side.purge(&self.kept, BATCH, self.clock))?;
         }
-        Ok(Outcome::of(format_args!(
-            "removed {}",
-            if texts.is_empty() { "nothing".to_string() } else { texts.join(" ") }
-        )))
+        let after = self.dumps()?;
+        let count =
+            |dumps: &[Dump], table| dumps.iter().map(|dump| dump.count(table)).sum::<usize>();
+        let texts = Table::ALL.into_iter().filter_map(|table| {
+            let removed = count(&before, table).saturating_sub(count(&after, table));
+            (removed > 0).then(|| format!("{table}={removed}"))
+        });
+        let texts: Vec<String> = texts.collect();
+        let removed = if texts.is_empty() { "nothing".to_string() } else { texts.join(" ") };
+        Ok(Outcome::of(format_args!("removed {removed}")))
     }
 
     fn renew(&mut self, relay: &str) -> Result<Outcome, Interrupt> {
-        let leases =
-            self.relays.get(relay).into_iter().flatten().map(|hand| hand.run.lease.clone());
-        let renewed = never(ended(
-            self.sender().run(Renew::new(leases, Duration::from_millis(LEASE)), self.clock),
-        )?);
+        let hands = self.relays.get(relay).into_iter().flatten();
+        let leases = hands.map(|hand| hand.leased.lease.clone());
+        let renew = Renew::new(leases, Duration::from_millis(LEASE));
+        let renewed = never(self.sender().run(renew, self.clock))?;
         for (lease, until) in &renewed.leases {
             let hands = self.relays.get_mut(relay).into_iter().flatten();
-            hands.filter(|hand| hand.run.lease == *lease).for_each(|hand| hand.run.until = *until);
+            hands
+                .filter(|hand| hand.leased.lease == *lease)
+                .for_each(|hand| hand.leased.until = *until);
         }
-        let stale: Vec<String> =
-            renewed.stale.iter().map(|stale| format!("stale: {}", stale.why)).collect();
+        let stale: Vec<String> = renewed.stale.iter().map(stale_text).collect();
         Ok(Outcome::of(if stale.is_empty() {
             format!("{} renewed", renewed.leases.len())
         } else {
@@ -711,29 +633,18 @@ impl<'s, H: Harness> World<'s, H> {
         }))
     }
 
-    fn settle(&mut self, relay: &str) -> Result<twobox::Settled, Interrupt> {
-        let hands = self.relays.get(relay).cloned().unwrap_or_default();
-        let results = hands.into_iter().map(|hand| RunResult {
-            lease: hand.run.lease,
-            confirmed: hand.confirmed,
-            ended: hand.ended,
-        });
-        let settled =
-            never(ended(self.sender().run(Settle::new(&self.policy, results), self.clock))?);
-        self.relays.remove(relay);
-        Ok(settled)
-    }
-
     fn count(&self) -> Result<Outcome, Interrupt> {
         let dumps = self.dumps()?;
-        let rows = || dumps.iter().flat_map(Dump::records);
-        let count = |table: Table| rows().filter(|row| row.table() == table).count();
-        let pending = rows().filter(|row| matches!(row, Record::Outbox(_, row) if row.state == twobox::DeliveryState::Pending));
+        let count = |table: Table| dumps.iter().map(|dump| dump.count(table)).sum::<usize>();
+        let events = dumps.iter().flat_map(|dump| dump.events().into_values());
+        let pending = events
+            .filter(|(state, _)| matches!(state, EventState::Pending | EventState::Leased))
+            .count();
         Ok(Outcome::of(format_args!(
             "requests={} orders={} pending={} inbox={} effects={}",
             count(Table::Requests),
             count(Table::Orders),
-            pending.count(),
+            pending,
             count(Table::Inbox),
             count(Table::Effects)
         )))
@@ -742,18 +653,20 @@ impl<'s, H: Harness> World<'s, H> {
     /// A relay works until nothing is due any more, and waits for what is due later.
     fn drain(&mut self, relay: &'static str) -> Result<Outcome, Interrupt> {
         const ROUNDS: usize = 200;
-        let mut all = twobox::Settled::default();
+        let mut all = Settled::default();
         for _ in 0..ROUNDS {
             self.publish(relay, self.scenario.broker)?;
-            let settled = self.settle(relay)?;
+            let (settle, claim) = (self.settle_for(relay), self.claim_for(relay)?);
+            let exchanged = self.sender().exchange(settle, Some(claim), self.clock);
+            let (settled, claimed) = never(exchanged)?;
+            self.relays.remove(relay);
+            let (settled, claimed) = (settled.unwrap_or_default(), claimed.unwrap_or_default());
+            self.take_in_hand(relay, &claimed);
             all.confirmed += settled.confirmed;
             all.dead.extend(settled.dead);
-            let (claimed, next) = self.claim(relay)?;
-            if let Some((_, dead)) = claimed.text.split_once(", dead ") {
-                all.dead.push(EventId::new(dead)?);
-            }
+            all.dead.extend(claimed.dead);
             if self.relays.get(relay).is_none_or(Vec::is_empty) {
-                match next {
+                match claimed.next_due {
                     None => {
                         let tally = Tally(&all).to_string();
                         let tally = if tally == "nothing settled" {
@@ -771,8 +684,23 @@ impl<'s, H: Harness> World<'s, H> {
     }
 }
 
+/// Why a lease does not count, as text. Tokens begin with the time and grow: which numbers they
+/// are, the tables say (P6).
+fn stale_text(stale: &StaleLease) -> String {
+    let before = stale.lease.token;
+    match &stale.why {
+        Stale::TakenOver { owner, token } if *token > before => {
+            format!("stale: {owner} has taken the lane since, with a newer token")
+        }
+        Stale::TakenOver { owner, token } => {
+            format!("stale: {owner} has taken the lane since, with token {token} after {before}")
+        }
+        why @ (Stale::Ended | Stale::NoLane) => format!("stale: {why}"),
+    }
+}
+
 /// What was settled, as text.
-struct Tally<'a>(&'a twobox::Settled);
+struct Tally<'a>(&'a Settled);
 
 impl fmt::Display for Tally<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -786,8 +714,8 @@ impl fmt::Display for Tally<'_> {
                 texts.push(format!("{count} {what}"));
             }
         }
-        texts.extend(self.0.dead.iter().map(|event| format!("dead {event}")));
-        texts.extend(self.0.stale.iter().map(|stale| format!("stale: {}", stale.why)));
+        texts.extend(self.0.dead.iter().map(|(event, _)| format!("dead {event}")));
+        texts.extend(self.0.stale.iter().map(stale_text));
         f.write_str(&if texts.is_empty() {
             "nothing settled".to_string()
         } else {
@@ -796,7 +724,22 @@ impl fmt::Display for Tally<'_> {
     }
 }
 
-fn placed_text(placed: &Placed) -> String {
+/// What was claimed, as text.
+struct ClaimedText<'a>(&'a Claimed);
+
+impl fmt::Display for ClaimedText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("claimed")?;
+        let events = || self.0.leased.iter().flat_map(|leased| &leased.events);
+        events().try_for_each(|event| write!(f, " {}", event.message.event.id))?;
+        if events().next().is_none() {
+            f.write_str(" nothing")?;
+        }
+        self.0.dead.iter().try_for_each(|(event, _)| write!(f, ", dead {event}"))
+    }
+}
+
+fn placed_text(placed: &PlacedOrder) -> String {
     let events: Vec<&str> = placed.events.iter().map(EventId::as_str).collect();
     format!("{} with {}", placed.order, events.join(" "))
 }
@@ -824,9 +767,23 @@ fn operated(operated: &Operated, what: &str) -> Outcome {
     }
 }
 
+fn effect_of(consumer: &str, event: &Event) -> Result<Body, Invalid> {
+    Body::text(format!("{consumer} heard of {}", event.id))
+}
+
 fn receive_of(consumer: &str, event: &Event) -> Result<Receive, Invalid> {
-    let effect = Body::text(format!("{consumer} heard of {}", event.id))?;
-    Ok(Receive::new(Consumer::new(consumer)?, event).effect(effect))
+    Ok(Receive::new(Consumer::new(consumer)?, event).effect(effect_of(consumer, event)?))
+}
+
+/// The event on its way to a consumer that does not ask for order.
+const fn message_of(event: Event) -> Message {
+    let place = LanePlace { begun: Millis::new(0), sequence: 1, after: 0 };
+    Message { event, place, attempt: 1 }
+}
+
+/// Whether this is the event.
+fn is(other: EventRef, event: &Event) -> bool {
+    other.to_string() == event.id.as_str()
 }
 
 fn call_of(consumer: &str, event: EventRef) -> Result<CallKey, Invalid> {
@@ -874,7 +831,7 @@ fn event_of(event: EventRef) -> Result<Event, Invalid> {
     })
 }
 
-/// Whether a step means anything to this harness.
-pub(crate) fn applies<H: Harness>(command: Command) -> bool {
-    H::OWN_ROWS || !matches!(command, Command::ReadOwnRow(_))
+/// Whether a step means anything to this side.
+pub(crate) fn applies<S: Side>(command: Command) -> bool {
+    S::OWN_ROWS || !matches!(command, Command::ReadOwnRow(_))
 }

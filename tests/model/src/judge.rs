@@ -5,40 +5,22 @@ use core::time::Duration;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
+use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Claimed, DeliveryState, InboxState, Key, LaneRow, Millis, OutboxRow, Receive, Record, Redrive,
+    Claimed, EventState, Handled, Inbox, InboxState, Key, Message, Millis, Reason, Record, Redrive,
     Store, Table,
 };
 use twobox_memory::{MemoryStore, State};
 
-use crate::scope::{
-    Params, Scope, consumer, envelope, event_id, lane_of, named, number_of, order_of, owner,
-};
+use crate::scope::{Params, Scope, consumer, event_id, lane_of, named, number_of, order_of, owner};
 use crate::step::Step;
-use crate::world::{Copy, Db, Held, Promise, World};
+use crate::world::{Copy, Db, Held, Promise, Standing, World};
 
 /// What a transition said of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Judged {
     Current,
     Stale,
-}
-
-fn outbox(db: &Db) -> BTreeMap<u8, OutboxRow> {
-    let rows = db.table(Table::Outbox);
-    let rows = rows.filter_map(|record| {
-        if let Record::Outbox(id, row) = record { Some((number_of(&id)?, row)) } else { None }
-    });
-    rows.collect()
-}
-
-fn lanes(db: &Db) -> BTreeMap<String, LaneRow> {
-    let rows = db.table(Table::Lanes);
-    let rows = rows.filter_map(|record| {
-        if let Record::Lane(key, row) = record { Some((key.as_str().into(), row)) } else { None }
-    });
-    rows.collect()
 }
 
 const fn bit(event: u8) -> u8 {
@@ -67,39 +49,37 @@ impl World {
     }
 
     /// A claim must take what is due, and nothing that another one holds (P3, P4, P6).
-    pub(crate) fn judge_claim(&mut self, view: &State, before: &Db, claimed: &Claimed) {
+    ///
+    /// A rival may have committed what was not there to be seen.
+    pub(crate) fn judge_claim(&mut self, all_seen: bool, before: &Db, claimed: &Claimed) {
         let now = self.time();
-        // A rival may have committed what was not there to be seen.
-        let all_seen = *view == before.0;
         // What it leaves, though it is due, it must come for at once: an event that may bring the
         // relay down is tried alone.
         let comes_at_once = claimed.next_due.is_some_and(|due| due <= now)
-            && !(claimed.runs.is_empty() && claimed.dead.is_empty());
-        let rows = outbox(before);
-        for (name, lane) in lanes(before) {
-            let run = claimed.runs.iter().find(|run| run.lease.lane.as_str() == name);
-            let first = rows.iter().filter(|(_, row)| {
-                row.lane.as_str() == name && row.state == DeliveryState::Pending
-            });
-            let first = first.min_by_key(|(_, row)| row.sequence);
-            let leased = lane.lease.as_ref().is_some_and(|lease| lease.until > now);
-            let waits = lane.blocked_by.is_some() || first.is_none_or(|(_, row)| row.due > now);
-            match (run, first) {
+            && !(claimed.leased.is_empty() && claimed.dead.is_empty());
+        let events = before.events();
+        for (name, lane) in before.lanes() {
+            let leased = claimed.leased.iter().find(|leased| leased.lease.lane.as_str() == name);
+            let first = events
+                .iter()
+                .filter(|(_, event)| event.row.lane.as_str() == name && event.is_pending())
+                .min_by_key(|(_, event)| event.row.sequence);
+            let held = lane.lease.as_ref().is_some_and(|lease| lease.until > now);
+            let waits =
+                lane.blocked_by.is_some() || first.is_none_or(|(_, event)| event.row.due > now);
+            match (leased, first) {
                 (None, Some((event, _))) => {
+                    let dead = claimed.dead.iter().any(|(dead, _)| *dead == event_id(*event));
                     self.break_unless(
                         Promise::P3,
-                        !all_seen
-                            || leased
-                            || waits
-                            || comes_at_once
-                            || claimed.dead.contains(&event_id(*event)),
+                        !all_seen || held || waits || comes_at_once || dead,
                     );
                 }
-                (Some(run), Some((event, _))) => {
-                    self.break_unless(Promise::P6, !leased);
+                (Some(leased), Some((event, _))) => {
+                    self.break_unless(Promise::P6, !held);
                     self.break_unless(
                         Promise::P4,
-                        !waits && run.deliveries[0].event == event_id(*event),
+                        !waits && leased.events[0].message.event.id == event_id(*event),
                     );
                 }
                 (Some(_), None) => self.break_unless(Promise::P4, false),
@@ -111,10 +91,10 @@ impl World {
     /// An event goes to the broker: those before it must be there, or be passed over by the rule
     /// (P4).
     pub(crate) fn judge_publish(&mut self, event: u8, sequence: u64) {
-        let rows = outbox(&self.db);
-        let overtaken = rows.iter().any(|(other, row)| {
-            let before = *other != event && row.lane == lane_of(event) && row.sequence < sequence;
-            before && row.state == DeliveryState::Pending && self.ghost.broker & bit(*other) == 0
+        let overtaken = self.db.events().into_iter().any(|(other, standing)| {
+            let row = &standing.row;
+            let before = other != event && row.lane == lane_of(event) && row.sequence < sequence;
+            before && standing.is_pending() && self.ghost.broker & bit(other) == 0
         });
         self.break_unless(Promise::P4, !overtaken);
     }
@@ -126,14 +106,14 @@ impl World {
         self.break_unless(Promise::P5, applied & bit(copy.event) == 0);
         self.ghost.applied[usize::from(number)] |= bit(copy.event);
         if scope.in_order {
-            let missed = outbox(&self.db).iter().any(|(other, row)| {
-                let before = *other != copy.event
+            let missed = self.db.events().into_iter().any(|(other, standing)| {
+                let row = &standing.row;
+                let before = other != copy.event
                     && row.lane == lane_of(copy.event)
                     && row.sequence < copy.place.sequence;
-                let wanted =
-                    matches!(row.state, DeliveryState::Pending | DeliveryState::Confirmed(_));
-                let set_aside = || self.inbox(*other, number) == Some(InboxState::Poisoned);
-                before && wanted && applied & bit(*other) == 0 && !set_aside()
+                let wanted = standing.is_pending() || standing.state == Some(EventState::Confirmed);
+                let set_aside = || self.inbox(other, number) == Some(InboxState::Poisoned);
+                before && wanted && applied & bit(other) == 0 && !set_aside()
             });
             self.break_unless(Promise::P4, !missed);
         }
@@ -143,12 +123,12 @@ impl World {
     pub(crate) fn judge_change(&mut self, scope: &Scope, step: &Step, before: State) {
         let before = Db(before);
         let after = self.db.clone();
-        let (old, new) = (outbox(&before), outbox(&after));
-        for (event, row) in &old {
-            self.judge_delivery(scope, step, *event, row, new.get(event));
+        let (old, new) = (before.events(), after.events());
+        for (event, standing) in &old {
+            self.judge_delivery(scope, step, *event, standing, new.get(event));
         }
-        for event in new.keys().filter(|event| !old.contains_key(event)) {
-            let fresh = self.ghost.committed & bit(*event) == 0;
+        for (event, standing) in new.iter().filter(|(event, _)| !old.contains_key(event)) {
+            let fresh = self.ghost.committed & bit(*event) == 0 && standing.is_pending();
             self.break_unless(Promise::P3, fresh && matches!(step, Step::Commit { .. }));
         }
         let gone = |table: Table| {
@@ -168,11 +148,14 @@ impl World {
             let promise = if record.table() == Table::Orders { Promise::P2 } else { Promise::P7 };
             self.break_unless(promise, false);
         }
-        for (lane, row) in lanes(&before) {
+        let lanes = after.lanes();
+        for (lane, row) in before.lanes() {
+            let Some(now) = lanes.get(&lane) else { continue };
             // A token never comes again, so that a holder of long ago cannot take itself for the
             // current one.
-            let backwards = lanes(&after).get(&lane).is_some_and(|now| now.token < row.token);
-            self.break_unless(Promise::P6, !backwards);
+            self.break_unless(Promise::P6, now.token >= row.token);
+            // Nor does a place.
+            self.break_unless(Promise::P4, now.next >= row.next);
         }
     }
 
@@ -181,15 +164,13 @@ impl World {
         scope: &Scope,
         step: &Step,
         event: u8,
-        old: &OutboxRow,
-        new: Option<&OutboxRow>,
+        old: &Standing,
+        new: Option<&Standing>,
     ) {
-        use DeliveryState::{Cancelled, Confirmed, Dead, Discarded, Pending};
+        use EventState::{Cancelled, Confirmed, Dead, Discarded, Leased, Pending};
         let Some(new) = new else {
-            let past = old
-                .state
-                .finished_at()
-                .is_some_and(|at| self.time().since(at) > scope.retention.events);
+            let since = old.state.and_then(|state| state.finished_since(old.row.committed_at));
+            let past = since.is_some_and(|at| self.time().since(at) > scope.retention.events);
             if matches!(step, Step::Purge(_)) {
                 self.break_unless(Promise::P7, past);
                 self.ghost.purged |= bit(event);
@@ -200,21 +181,33 @@ impl World {
         };
         let right = match (old.state, new.state) {
             (old, new) if old == new => true,
-            // Only what the broker has confirmed to a relay is confirmed.
-            (Pending, Confirmed(_)) => {
-                matches!(step, Step::Settle { .. }) && self.ghost.broker & bit(event) != 0
-            }
-            (Pending, Dead(_)) => {
-                matches!(step, Step::Settle { .. } | Step::Claim { .. }) && new.reason.is_some()
-            }
-            (Pending, Cancelled(_)) => matches!(step, Step::Cancel { .. }),
-            (Dead(_), Pending) => matches!(step, Step::Redrive { .. }),
-            (Dead(_), Discarded(_)) => matches!(step, Step::Discard { .. }),
-            (Pending | Confirmed(_) | Dead(_) | Discarded(_) | Cancelled(_), _) => false,
+            // Without its lane nobody can say how it stands.
+            (_, None) | (None, _) => matches!(step, Step::Purge(_)),
+            (Some(old), Some(now)) => match (old, now) {
+                (Pending, Leased) => matches!(step, Step::Claim { .. }),
+                (Leased, Pending) => matches!(step, Step::Settle { .. } | Step::Claim { .. }),
+                // Only what the broker has confirmed to a relay is confirmed.
+                (Leased, Confirmed) => {
+                    matches!(step, Step::Settle { .. }) && self.ghost.broker & bit(event) != 0
+                }
+                (Leased, Dead(_)) => {
+                    let ends = matches!(step, Step::Settle { .. } | Step::Claim { .. });
+                    ends && new.row.reason.is_some()
+                }
+                // What was claimed before, and never settled.
+                (Pending, Dead(_)) => {
+                    matches!(step, Step::Claim { .. }) && new.row.reason.is_some()
+                }
+                // What may be on its way is not cancelled.
+                (Pending, Cancelled(_)) => matches!(step, Step::Cancel { .. }),
+                (Dead(_), Pending) => matches!(step, Step::Redrive { .. }),
+                (Dead(_), Discarded(_)) => matches!(step, Step::Discard { .. }),
+                (Pending | Leased | Confirmed | Dead(_) | Discarded(_) | Cancelled(_), _) => false,
+            },
         };
         self.break_unless(Promise::P3, right);
-        let moved = old.sequence != new.sequence && !matches!(step, Step::Redrive { .. });
-        self.break_unless(Promise::P4, !moved && old.lane == new.lane);
+        let moved = old.row.sequence != new.row.sequence && !matches!(step, Step::Redrive { .. });
+        self.break_unless(Promise::P4, !moved && old.row.lane == new.row.lane);
     }
 
     fn judge_gone(
@@ -222,7 +215,7 @@ impl World {
         scope: &Scope,
         step: &Step,
         record: &Record,
-        outbox: &BTreeMap<u8, OutboxRow>,
+        events: &BTreeMap<u8, Standing>,
     ) {
         let now = self.time();
         let purge = matches!(step, Step::Purge(_));
@@ -244,14 +237,10 @@ impl World {
                 }
             }
             Record::Lane(key, row) => {
-                let pending = outbox
-                    .values()
-                    .any(|row| row.lane == *key && row.state == DeliveryState::Pending);
+                // Its count begins anew, and what stands in it would stand nowhere.
+                let empty = !events.values().any(|event| event.row.lane == *key);
                 let past = now.since(row.changed_at) > scope.retention.events;
-                self.break_unless(
-                    Promise::P7,
-                    purge && past && !pending && row.blocked_by.is_none(),
-                );
+                self.break_unless(Promise::P7, purge && past && empty && row.blocked_by.is_none());
             }
             Record::Inbox(_, _, row) => {
                 let past =
@@ -302,36 +291,48 @@ impl World {
     }
 
     fn orders_have_their_events(&self, scope: &Scope) -> bool {
-        let rows = outbox(&self.db);
-        scope.events.iter().copied().all(|event| {
-            let order = self
-                .db
-                .row(Key::Order(named(twobox::OrderId::new(format!("o{}", order_of(event))))))
-                .is_some();
-            let envelope = self.db.row(Key::Event(event_id(event))).is_some();
-            let purged = self.ghost.purged & bit(event) != 0;
-            rows.contains_key(&event) == envelope && order == (envelope || purged)
-        })
+        let events = self.db.events();
+        // What happened to an event is not known of one that is not there.
+        let known = self.db.table(Table::Outbox).all(|record| match record {
+            Record::Outbox(id, _) => {
+                number_of(&id).is_some_and(|event| events.contains_key(&event))
+            }
+            _ => false,
+        });
+        known
+            && scope.events.iter().copied().all(|event| {
+                let order = named(twobox::OrderId::new(format!("o{}", order_of(event))));
+                let order = self.db.row(Key::Order(order)).is_some();
+                let purged = self.ghost.purged & bit(event) != 0;
+                order == (events.contains_key(&event) || purged)
+            })
     }
 
     fn events_are_to_be_found(&self, scope: &Scope) -> bool {
-        let (rows, lanes) = (outbox(&self.db), lanes(&self.db));
+        let (events, lanes) = (self.db.events(), self.db.lanes());
         scope.events.iter().copied().all(|event| {
             let committed = self.ghost.committed & bit(event) != 0;
             let purged = self.ghost.purged & bit(event) != 0;
-            let there = rows.get(&event).is_none_or(|row| {
+            let there = events.get(&event).is_none_or(|standing| {
+                let Some(lane) = lanes.get(standing.row.lane.as_str()) else { return false };
                 // What is pending comes up: its lane has a time, or waits for an event that is
                 // dead.
-                let comes_up =
-                    lanes.get(row.lane.as_str()).is_some_and(|lane| match &lane.blocked_by {
-                        None => lane.due.is_some(),
-                        Some(blocker) => number_of(blocker)
-                            .and_then(|number| rows.get(&number))
-                            .is_some_and(|row| matches!(row.state, DeliveryState::Dead(_))),
-                    });
-                row.state != DeliveryState::Pending || comes_up
+                let comes_up = || match &lane.blocked_by {
+                    None => lane.due.is_some(),
+                    Some(blocker) => number_of(blocker)
+                        .and_then(|number| events.get(&number))
+                        .is_some_and(Standing::is_dead),
+                };
+                match standing.state {
+                    Some(EventState::Pending | EventState::Leased) => comes_up(),
+                    Some(EventState::Confirmed) => self.ghost.broker & bit(event) != 0,
+                    Some(
+                        EventState::Dead(_) | EventState::Discarded(_) | EventState::Cancelled(_),
+                    ) => true,
+                    None => false,
+                }
             });
-            there && rows.contains_key(&event) == (committed && !purged)
+            there && events.contains_key(&event) == (committed && !purged)
         })
     }
 
@@ -370,7 +371,7 @@ impl World {
         }
         let arrived = Arrived { world: self, copies: RefCell::new(self.network.clone()) };
         let (mut now, mut steps) = (self.time(), 0);
-        let window = scope.retention.redrive_window(&scope.policy);
+        let window = scope.retention.redrive_window();
         // Twice: what is dead already or has no start left is redriven, and must then go through.
         for _ in 0..2 {
             now = now + Duration::from_secs(3_600);
@@ -383,15 +384,11 @@ impl World {
                     return false;
                 }
             }
-            let rows = outbox(&Db(store.state()));
-            let dead: Vec<_> = rows
-                .iter()
-                .filter(|(_, row)| matches!(row.state, DeliveryState::Dead(_)))
-                .collect();
+            let events = Db(store.state()).events();
+            let dead: Vec<_> = events.iter().filter(|(_, standing)| standing.is_dead()).collect();
             if !dead.is_empty() {
-                let redrive =
-                    named(Redrive::new(dead.iter().map(|(event, _)| event_id(**event)), window))
-                        .force();
+                let dead = dead.iter().map(|(event, _)| event_id(**event));
+                let redrive = named(Redrive::new(dead, window)).force();
                 let Ok(_redriven) = store.run(redrive, now).map_err(drop) else { return false };
             }
         }
@@ -401,7 +398,10 @@ impl World {
             db.row(Key::Order(named(twobox::OrderId::new(format!("o{request}"))))).is_some()
         });
         orders
-            && outbox(&db).values().all(|row| row.state.finished_at().is_some())
+            && db
+                .events()
+                .values()
+                .all(|event| event.state.is_some_and(|state| state.finished_since(now).is_some()))
             && self.consumers_end(scope, &store, &arrived, now)
     }
 
@@ -415,16 +415,17 @@ impl World {
         now: Millis,
     ) -> bool {
         let copies = arrived.copies.borrow();
+        let messages: Vec<Message> = copies.iter().map(|copy| copy.message()).collect();
+        let effect = |message: &Message| {
+            let event = number_of(&message.event.id).ok_or_else(|| Reason::new("not ours"))?;
+            Ok::<_, Reason>(Handled::Effect(crate::step::effect(event)))
+        };
         for number in 0..scope.consumers {
+            let inbox = Inbox::new(store, consumer(number)).max_failures(scope.max_failures);
+            let inbox = if scope.in_order { inbox.in_order() } else { inbox };
             for _ in 0..=copies.len() {
-                for copy in copies.iter() {
-                    let mut receive = Receive::new(consumer(number), &envelope(copy.event))
-                        .effect(crate::step::effect(copy.event));
-                    if scope.in_order {
-                        receive = receive.in_order(lane_of(copy.event), copy.place);
-                    }
-                    let Ok(_received) = store.run(receive, now) else { return false };
-                }
+                let received = inbox.receive_batch(&messages, now, |_, message| effect(message));
+                let Ok(_receipts) = received else { return false };
             }
             let db = Db(store.state());
             let ended = |event: u8| match db.row(Key::Inbox(consumer(number), event_id(event))) {

@@ -23,6 +23,7 @@ mod bug;
 mod judge;
 mod machine;
 mod scope;
+mod stage;
 mod step;
 mod world;
 

@@ -6,14 +6,13 @@ use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
+use twobox::flow::Exchanged;
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
-use twobox::{
-    Checked, Claimed, DeliveryState, Key, LeaseRef, Millis, Reason, Record, Renew, Renewed,
-    Settled, Table,
-};
+use twobox::{Checked, Key, LeaseRef, Millis, Reason, Renew, Renewed, RunError};
 
 use crate::scope::{Params, Scope, event_id, named, number_of, owner};
-use crate::step::{Answer, Ran, Step};
+use crate::stage::AnswerLost;
+use crate::step::{Answer, Step};
 use crate::world::{Copy, Promise, World};
 
 /// A machine, and what its driver has under way for it.
@@ -47,8 +46,8 @@ pub enum Input {
     Transaction(Commit),
     /// The publish that is under way in a lane ends.
     Published(String, Answer),
-    /// The envelope for a lane cannot be read.
-    Unread(String),
+    /// The publish in a lane was handed out, and did not begin.
+    NotBegun(String),
     /// It hears the time.
     Timeout,
     /// It hears of a commit.
@@ -57,7 +56,7 @@ pub enum Input {
     Crash,
     /// It is asked to stop.
     Stop,
-    /// It is to wait no longer for what is under way.
+    /// It is to wait no longer for what is under way: its patience has ended.
     Abandon,
     /// After it has stopped, it begins anew.
     Start,
@@ -132,15 +131,18 @@ impl World {
                     .for_each(&mut push);
             }
         }
-        for lane in driven.publishing.keys() {
+        for (lane, ticket) in &driven.publishing {
             push(Input::Published(lane.clone(), Answer::Confirmed));
+            // What it does not want any more need not begin.
+            if faulty || !driven.machine.may_begin(ticket) {
+                push(Input::NotBegun(lane.clone()));
+            }
             if faulty {
                 let answers = [Answer::Lost, Answer::Failed, Answer::Rejected, Answer::Unavailable];
                 answers
                     .into_iter()
                     .map(|answer| Input::Published(lane.clone(), answer))
                     .for_each(&mut push);
-                push(Input::Unread(lane.clone()));
             }
         }
         match driven.machine.phase() {
@@ -169,10 +171,10 @@ impl World {
                 self.arrive(&ticket, *answer)?;
                 driven.machine.handle_published(now, &ticket, answer.told());
             }
-            Input::Unread(lane) => {
-                self.spend(false)?;
+            Input::NotBegun(lane) => {
                 let ticket = driven.publishing.remove(lane)?;
-                driven.machine.handle_unread(now, &[ticket]);
+                self.spend(!driven.machine.may_begin(&ticket))?;
+                driven.machine.handle_published(now, &ticket, Published::Abandoned);
             }
             Input::Timeout => driven.machine.handle_timeout(now),
             Input::Wakeup => driven.machine.handle_wakeup(now),
@@ -182,9 +184,9 @@ impl World {
             }
             Input::Stop => {
                 self.spend(false)?;
-                driven.machine.handle_stop(now);
+                driven.machine.handle_stop(now, Duration::MAX);
             }
-            Input::Abandon => driven.machine.abandon(now),
+            Input::Abandon => driven.machine.handle_stop(now, Duration::ZERO),
             Input::Start => driven = Driven::start(scope, number, now),
         }
         driven.poll();
@@ -203,125 +205,125 @@ impl World {
     ) -> Option<()> {
         let action = driven.transaction.take()?;
         let clock = self.time();
-        if commit == Commit::Failed {
-            driven.machine.handle_store_failed(clock);
-            return Some(());
-        }
+        let (known, failed) = (commit != Commit::Unknown, commit == Commit::Failed);
+        let failure = failed.then(|| Reason::new("the store is away"));
+        let lost = |_| Reason::new(AnswerLost);
         self.now = driven.machine.now().get();
-        let answer = match action {
-            Action::Exchange(exchange) => {
-                let (settled, claimed) =
-                    self.exchange(scope, number, exchange, driven.machine.settings())?;
-                Answered::Exchange(settled, claimed)
-            }
-            Action::Renew(leases) => Answered::Renewal(self.renew(
-                scope,
-                number,
-                leases,
-                driven.machine.settings().lease,
-            )?),
+        let settings = driven.machine.settings().clone();
+        let told = match action {
+            Action::Exchange(exchange) => Told::Exchange(match failure {
+                Some(failure) => Err(failure),
+                None => {
+                    self.settle_and_claim(scope, number, exchange, &settings, known)?.map_err(lost)
+                }
+            }),
+            Action::Renew(renew) => Told::Renewal(match failure {
+                Some(failure) => Err(failure),
+                None => self.renew(scope, number, &renew, known)?.map_err(lost),
+            }),
             Action::Publish(_) => return None,
         };
         self.now = clock.get();
-        match (commit, answer) {
-            (Commit::Committed, Answered::Exchange(settled, claimed)) => {
-                driven.machine.handle_exchanged(clock, settled.as_ref(), claimed);
+        match told {
+            _ if commit == Commit::Died => *driven = Driven::start(scope, number, clock),
+            Told::Exchange(exchanged) => driven.machine.conclude_exchange(clock, exchanged),
+            Told::Renewal(renewed) => {
+                // A publish under a lease that is lost is not broken off: it ends when it ends.
+                let _lost = driven.machine.conclude_renewal(clock, renewed);
             }
-            (Commit::Committed, Answered::Renewal(renewed)) => {
-                driven.machine.handle_renewed(clock, &renewed);
-            }
-            (Commit::Died, _) => *driven = Driven::start(scope, number, clock),
-            (Commit::Unknown | Commit::Failed, _) => driven.machine.handle_store_failed(clock),
         }
         Some(())
     }
 
-    fn exchange(
+    /// The machine's exchange, whose answer may be lost after the commit.
+    fn settle_and_claim(
         &mut self,
         scope: &Scope,
         relay: u8,
         exchange: Exchange,
         settings: &Checked<RelaySettings>,
-    ) -> Option<(Option<Settled>, Option<Claimed>)> {
+        known: bool,
+    ) -> Option<Result<Exchanged, AnswerLost>> {
         let leases: Vec<LeaseRef> =
-            exchange.settle.iter().map(|result| result.lease.clone()).collect();
-        let (settle, claim) = exchange.into_transitions(settings);
-        let settled = match settle {
-            None => None,
-            Some(settle) => {
-                let step = Step::Settle { relay, lane: String::new(), answered: true };
-                let before = self.db.0.clone();
-                let token = leases.first().map(|lease| lease.token);
-                let Ran::Done(settled) = self.run(scope, &step, &before, token, &settle) else {
-                    return None;
-                };
-                for lease in &leases {
-                    let current = self.ghost.leases.get(lease.lane.as_str()) == Some(&lease.token);
-                    let stale = settled.stale.iter().any(|stale| stale.lease == *lease);
-                    self.break_unless(Promise::P6, current != stale);
-                    if current {
-                        self.ghost.leases.remove(lease.lane.as_str());
-                    }
+            exchange.settle.iter().map(|settlement| settlement.lease().clone()).collect();
+        let token = leases.first().map(|lease| lease.token);
+        let step = Step::Settle { relay, lane: String::new(), answered: true };
+        let before = self.db.clone();
+        let transitions = || exchange.clone().into_transitions(settings);
+        let mut lost = None;
+        if !known {
+            let mut world = self.clone();
+            lost = world.exchange(scope, &step, &before.0, transitions(), token, false).err();
+            // What was not committed has no answer that could be lost.
+            let right = match &lost {
+                Some(error) => *error == RunError::Unknown(AnswerLost),
+                None => world.db == before,
+            };
+            self.break_unless(Promise::P3, right);
+        }
+        let ran = self.exchange(scope, &step, &before.0, transitions(), token, true);
+        let Ok((settled, claimed)) = ran else { return None };
+        if let Some(settled) = &settled {
+            for lease in &leases {
+                let stale = settled.stale.iter().any(|stale| stale.lease == *lease);
+                self.judge_ghost(lease, stale);
+                if !stale {
+                    self.ghost.leases.remove(lease.lane.as_str());
                 }
-                self.break_unless(
-                    Promise::P6,
-                    settled.stale.len() < leases.len() || before == self.db.0,
-                );
-                Some(settled)
             }
-        };
-        let claimed = match claim {
-            None => None,
-            Some(claim) => {
-                let step = Step::Claim { relay, answered: true };
-                let before = self.db.clone();
-                let Ran::Done(claimed) = self.run(scope, &step, &before.0, None, &claim) else {
-                    return None;
-                };
-                self.judge_claim(&before.0, &before, &claimed);
-                // With an event that is given up, the lease of its lane has ended too.
-                for lane in claimed.dead.iter().filter_map(number_of).map(crate::scope::lane_of) {
-                    self.ghost.leases.remove(lane.as_str());
-                }
-                for run in &claimed.runs {
-                    self.ghost.leases.insert(run.lease.lane.as_str().into(), run.lease.token);
-                }
-                Some(claimed)
+            // What is stale changes nothing.
+            let nothing = settled.stale.len() == leases.len() && claimed.is_none();
+            self.break_unless(Promise::P6, !nothing || before == self.db);
+        }
+        if let Some(claimed) = &claimed {
+            // With an event that is given up, the lease of its lane has ended too.
+            for (_, lane) in &claimed.dead {
+                self.ghost.leases.remove(lane.as_str());
             }
-        };
-        Some((settled, claimed))
+            for leased in &claimed.leased {
+                let lane = leased.lease.lane.as_str().into();
+                self.ghost.leases.insert(lane, leased.lease.token);
+            }
+        }
+        Some(match lost {
+            Some(_) => Err(AnswerLost),
+            None => Ok((settled, claimed)),
+        })
     }
 
     fn renew(
         &mut self,
         scope: &Scope,
         relay: u8,
-        leases: Vec<LeaseRef>,
-        lease: Duration,
-    ) -> Option<Renewed> {
+        renew: &Renew,
+        known: bool,
+    ) -> Option<Result<Renewed, AnswerLost>> {
         let step = Step::Renew { relay, lane: String::new() };
         let before = self.db.0.clone();
-        let token = leases.first().map(|lease| lease.token);
-        let Ran::Done(renewed) =
-            self.run(scope, &step, &before, token, &Renew::new(leases.clone(), lease))
-        else {
-            return None;
-        };
-        for lease in &leases {
-            let current = self.ghost.leases.get(lease.lane.as_str()) == Some(&lease.token);
-            let stale = renewed.stale.iter().any(|stale| stale.lease == *lease);
-            self.break_unless(Promise::P6, current != stale);
+        let Ok(renewed) = self.run(scope, &step, &before, None, renew) else { return None };
+        for (lease, _) in &renewed.leases {
+            self.judge_ghost(lease, false);
         }
-        Some(renewed)
+        for stale in &renewed.stale {
+            self.judge_ghost(&stale.lease, true);
+        }
+        Some(if known { Ok(renewed) } else { Err(AnswerLost) })
+    }
+
+    /// Whether a lease was rightly taken for stale, or not (P6).
+    fn judge_ghost(&mut self, lease: &LeaseRef, stale: bool) {
+        let current = self.ghost.leases.get(lease.lane.as_str()) == Some(&lease.token);
+        self.break_unless(Promise::P6, current != stale);
     }
 
     /// What a publish does at the broker.
     fn arrive(&mut self, ticket: &Ticket, answer: Answer) -> Option<()> {
-        let event = number_of(&ticket.delivery.event)?;
+        let message = &ticket.message;
+        let event = number_of(&message.event.id)?;
         self.break_unless(Promise::P2, self.db.row(Key::Event(event_id(event))).is_some());
         if matches!(answer, Answer::Confirmed | Answer::Lost) {
-            self.judge_publish(event, ticket.delivery.place.sequence);
-            self.network.insert(Copy { event, place: ticket.delivery.place });
+            self.judge_publish(event, message.place.sequence);
+            self.network.insert(Copy { event, place: message.place });
         }
         if answer == Answer::Confirmed {
             self.ghost.broker |= 1 << event;
@@ -370,22 +372,17 @@ impl World {
     }
 
     fn has_ended(&self) -> bool {
-        let waits = |lane| match self.db.row(Key::Lane(lane)) {
-            Some(Record::Lane(_, row)) => row.blocked_by.is_none(),
-            _ => true,
-        };
-        let pending = |record| match record {
-            Record::Outbox(_, row) => row.state == DeliveryState::Pending && waits(row.lane),
-            _ => false,
-        };
-        !self.db.table(Table::Outbox).any(pending)
+        let lanes = self.db.lanes();
+        let blocked = |lane: &str| lanes.get(lane).is_some_and(|lane| lane.blocked_by.is_some());
+        let events = self.db.events();
+        !events.values().any(|event| event.is_pending() && !blocked(event.row.lane.as_str()))
     }
 }
 
-/// What the store answers.
-enum Answered {
-    Exchange(Option<Settled>, Option<Claimed>),
-    Renewal(Renewed),
+/// What the machine is told of its transaction.
+enum Told {
+    Exchange(Result<Exchanged, Reason>),
+    Renewal(Result<Renewed, Reason>),
 }
 
 impl Answer {

@@ -59,6 +59,9 @@ pub struct Scope {
     pub longest_retry: Option<u64>,
     /// Whether transactions may read before others commit.
     pub rivals: bool,
+    /// Whether relays settle, and clients commit, without a look first. Each step comes to the same
+    /// the other way, which is judged too.
+    pub assumes: bool,
     /// What is wrong with the rules.
     pub bug: Option<Bug>,
     /// The most steps that relays have needed, in any state so far, to bring everything to its end.
@@ -109,6 +112,7 @@ impl Scope {
             max_failures: 2,
             longest_retry: None,
             rivals: false,
+            assumes: true,
             bug: None,
             longest_drain: Arc::default(),
         }

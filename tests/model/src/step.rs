@@ -3,19 +3,21 @@
 use core::num::NonZeroU16;
 use core::time::Duration;
 
+use twobox::flow::{ExchangeFlow, Exchanged, Flow, RunFlow};
+use twobox::store::{NoCall, drive};
 use twobox::{
-    Applied, Batch, Body, Cancel, Claim, Claimed, CommitRefused, CountFailure, DeliveryPolicy,
-    DeliveryState, Discard, Ending, Event, InboxState, Key, Load, Millis, Purge, Reason, Receive,
-    Received, Record, Redrive, Register, Registered, Renew, Retention, Rows, RunResult, Settle,
-    Settled, Store, Table, Tables, Transaction, Transition,
+    Body, Cancel, Claim, Claimed, CommitRefused, DeliveryPolicy, Discard, Ending, Event, Handled,
+    Inbox, InboxState, Key, LanePlace, Message, Millis, Purge, Reason, Receipt, Record, Redrive,
+    Register, Registered, Renew, Retention, RunError, Settle, Table, Transition,
 };
-use twobox_memory::{MemoryStore, State};
+use twobox_memory::State;
 
 use crate::bug::Bug;
 use crate::judge::Judged;
 use crate::machine::Input;
-use crate::scope::{Params, Scope, body, consumer, envelope, event_id, lane_of, number_of, owner};
-use crate::world::{Copy, Held, Promise, World};
+use crate::scope::{Params, Scope, body, consumer, envelope, event_id, number_of, owner};
+use crate::stage::{AnswerLost, CLAIM, Stage};
+use crate::world::{Copy, Db, Held, Promise, World};
 
 /// What a relay hears of a publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,9 +44,9 @@ pub enum Step {
     Commit { request: u8, params: Params },
     /// A relay claims, and gets the answer or crashes before.
     Claim { relay: u8, answered: bool },
-    /// A relay publishes the next event of a run.
+    /// A relay publishes the next event of a lane that it holds.
     Publish { relay: u8, lane: String, answer: Answer },
-    /// A relay settles a run as far as it is, and gets the answer or not.
+    /// A relay settles a lane as far as it is, and gets the answer or not.
     Settle { relay: u8, lane: String, answered: bool },
     /// A relay renews a lease.
     Renew { relay: u8, lane: String },
@@ -80,11 +82,8 @@ pub(crate) fn other_content(event: u8) -> Event {
     Event { body: body(event + 100), ..envelope(event) }
 }
 
-pub(crate) enum Ran<T: Transition> {
-    Done(T::Outcome),
-    Refused(T::Refusal),
-    Conflict,
-}
+/// What a flow came to on a [`Stage`].
+pub(crate) type Ran<T, R = core::convert::Infallible> = Result<T, RunError<AnswerLost, R>>;
 
 impl World {
     /// All steps that may do something.
@@ -114,12 +113,7 @@ impl World {
         for consumer in 0..scope.consumers {
             for copy in &self.network {
                 steps.push(Step::Deliver { copy: *copy, consumer });
-                if self.faults > 0
-                    && (!scope.in_order
-                        || (copy.place.after == 0
-                            || (copy.place.begun, copy.place.after)
-                                <= self.position(copy.event, consumer)))
-                {
+                if self.faults > 0 {
                     steps.push(Step::Fail { copy: *copy, consumer });
                 }
             }
@@ -133,19 +127,11 @@ impl World {
             }
         }
         if self.operations > 0 {
-            for record in self.db.table(Table::Outbox) {
-                if let Record::Outbox(id, row) = record
-                    && let Some(event) = number_of(&id)
-                {
-                    match row.state {
-                        DeliveryState::Pending => steps.push(Step::Cancel { event }),
-                        DeliveryState::Dead(_) => {
-                            steps.extend([Step::Redrive { event }, Step::Discard { event }]);
-                        }
-                        DeliveryState::Confirmed(_)
-                        | DeliveryState::Discarded(_)
-                        | DeliveryState::Cancelled(_) => {}
-                    }
+            for (event, standing) in self.db.events() {
+                if standing.is_pending() {
+                    steps.push(Step::Cancel { event });
+                } else if standing.is_dead() {
+                    steps.extend([Step::Redrive { event }, Step::Discard { event }]);
                 }
             }
         }
@@ -179,7 +165,7 @@ impl World {
         }
         for (lane, held) in &self.relays[usize::from(relay)] {
             let lane = || lane.clone();
-            if !held.asked && held.ended.is_none() && held.confirmed < held.deliveries.len() {
+            if !held.asked && held.ended.is_none() && held.confirmed < held.leased.events.len() {
                 steps.push(Step::Publish { relay, lane: lane(), answer: Answer::Confirmed });
                 if faulty {
                     for answer in
@@ -210,10 +196,9 @@ impl World {
     /// Whether the world keeps to the longest retry if the clock goes on.
     fn may_tick(&self, scope: &Scope) -> bool {
         let Some(longest) = scope.longest_retry else { return true };
-        self.db.table(Table::Outbox).all(|record| {
-            let Record::Outbox(id, row) = record else { return true };
-            let since = number_of(&id).map_or(0, |event| self.ghost.since[usize::from(event)]);
-            row.state != DeliveryState::Pending
+        self.db.events().into_iter().all(|(event, standing)| {
+            let since = self.ghost.since[usize::from(event)];
+            !standing.is_pending()
                 || (self.now + scope.tick).saturating_sub(since) <= longest * scope.tick
         })
     }
@@ -222,13 +207,6 @@ impl World {
         match self.db.row(Key::Inbox(consumer(number), event_id(event))) {
             Some(Record::Inbox(_, _, row)) => Some(row.state),
             _ => None,
-        }
-    }
-
-    fn position(&self, event: u8, number: u8) -> (Millis, u64) {
-        match self.db.row(Key::Position(consumer(number), lane_of(event))) {
-            Some(Record::Position(_, _, row)) => (row.begun, row.sequence),
-            _ => (Millis::new(0), 0),
         }
     }
 
@@ -250,8 +228,8 @@ impl World {
         Some(after)
     }
 
-    /// Runs a transition: it decides over what it read in `view`, and the batch is applied to what
-    /// is there now.
+    /// Runs a transition: what its first transaction reads is what was there in `view`, and what it
+    /// writes meets what is there now; after a conflict it looks again.
     pub(crate) fn run<T: Transition>(
         &mut self,
         scope: &Scope,
@@ -259,44 +237,97 @@ impl World {
         view: &State,
         token: Option<u64>,
         transition: &T,
-    ) -> Ran<T> {
-        let at = if scope.bug == Some(Bug::IgnoreLease) { Millis::MAX } else { self.time() };
-        let Ok(rows) = view.clone().load(&transition.query(at));
-        let rows = match scope.bug {
-            None => rows,
-            Some(bug) => {
-                let mut rows = rows.into_vec();
-                bug.rows(step, token, &mut rows);
-                Rows::new(rows)
-            }
-        };
-        let decision = match transition.decide(self.time(), &rows) {
-            Ok(decision) => decision,
-            Err(refusal) => return Ran::Refused(refusal),
-        };
-        let batch = match scope.bug {
-            None => decision.batch,
-            Some(bug) => {
-                let mut changes = decision.batch.changes().to_vec();
-                bug.changes(step, &mut changes);
-                crate::scope::named(Batch::of(changes))
-            }
-        };
-        if batch.is_empty() {
-            return Ran::Done(decision.outcome);
+    ) -> Ran<T::Outcome, T::Refusal> {
+        let now = self.time();
+        let assumes = transition.assume(now).is_some();
+        let flow = |assumes| RunFlow::new(transition, now, assumes);
+        self.drive(scope, step, view, token, (true, assumes), flow).0
+    }
+
+    /// Settles and claims in one transaction, and gets the answer or not.
+    pub(crate) fn exchange(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        view: &State,
+        (settle, claim): (Option<Settle<'_>>, Option<Claim<'_>>),
+        token: Option<u64>,
+        answered: bool,
+    ) -> Ran<Exchanged> {
+        let (now, assumes, all_seen) = (self.time(), settle.is_some(), *view == self.db.0);
+        let flow = |assumes| ExchangeFlow::new(settle.clone(), claim.clone(), now, assumes);
+        let (ran, seen) = self.drive(scope, step, view, token, (answered, assumes), flow);
+        if let Ok((_, Some(claimed))) = &ran {
+            self.judge_claim(all_seen, &seen, claimed);
         }
-        let store = MemoryStore::from_state(self.db.0.clone());
-        let Ok(mut tx) = store.begin();
-        let Ok(applied) = tx.apply(&batch);
-        match applied {
-            Applied::Conflict(_) => Ran::Conflict,
-            Applied::Written => {
-                let Ok(()) = tx.commit();
-                self.wrote = true;
-                let before = std::mem::replace(&mut self.db.0, store.state());
-                self.judge_change(scope, step, before);
-                Ran::Done(decision.outcome)
-            }
+        ran
+    }
+
+    /// Drives a flow, and gives the tables as a claim in it saw them. A flow that can assume what
+    /// it does not look at is driven a second time, the other way, and must come to the same.
+    fn drive<F: Flow>(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        view: &State,
+        token: Option<u64>,
+        (answered, assumes): (bool, bool),
+        flow: impl Fn(bool) -> F,
+    ) -> (Ran<F::Output, F::Refusal>, Db) {
+        let stage = || {
+            let stage = Stage::new(step, scope.bug, token, &self.db.0, view);
+            if answered { stage } else { stage.losing_answers() }
+        };
+        let first = stage();
+        let ran = drive(&first, flow(scope.assumes), &mut NoCall);
+        // Who has read before others committed, and is refused for it, was before them.
+        let same = assumes && scope.bug.is_none() && *view == self.db.0;
+        let differs = same && {
+            let second = stage();
+            let ran_too = drive(&second, flow(!scope.assumes), &mut NoCall);
+            ran.is_ok() != ran_too.is_ok() || first.state() != second.state()
+        };
+        let (after, written) = (first.state(), first.into_written());
+        let claim = written.iter().find(|written| written.claim);
+        let seen = Db(claim.map_or(after, |claim| claim.before.clone()));
+        self.break_unless(Promise::P6, !differs);
+        // In a world of this size nobody meets others for ever.
+        self.break_unless(Promise::P3, !matches!(ran, Err(RunError::Conflict(_))));
+        self.land(scope, step, written);
+        (ran, seen)
+    }
+
+    /// Receives a message as a consumer whose handler does this about it, and says whether the
+    /// handler was called.
+    fn receive(
+        &mut self,
+        scope: &Scope,
+        step: &Step,
+        view: &State,
+        number: u8,
+        message: &Message,
+        handler: impl Fn() -> Result<Handled, Reason>,
+    ) -> (Ran<Receipt>, bool) {
+        let stage = Stage::new(step, scope.bug, None, &self.db.0, view);
+        let inbox = Inbox::new(&stage, consumer(number)).max_failures(scope.max_failures);
+        let inbox = if scope.in_order { inbox.in_order() } else { inbox };
+        let mut called = false;
+        let receipt = inbox.receive(message, self.time(), |_, _| {
+            called = true;
+            handler()
+        });
+        let written = stage.into_written();
+        self.land(scope, step, written);
+        (receipt, called)
+    }
+
+    /// What was committed on a stage is there now.
+    fn land(&mut self, scope: &Scope, step: &Step, written: Vec<crate::stage::Written>) {
+        for written in written {
+            self.wrote = true;
+            self.db.0 = written.after;
+            let step = if written.claim { &CLAIM } else { step };
+            self.judge_change(scope, step, written.before);
         }
     }
 
@@ -305,7 +336,7 @@ impl World {
             Step::Register { request, params } => {
                 let asked = Scope::request(*request, *params);
                 match self.run(scope, step, view, None, &Register::new(&asked)) {
-                    Ran::Done(registered) => {
+                    Ok(registered) => {
                         self.judge_params(*request, *params, true);
                         let placed = self.ghost.placed[usize::from(*request)];
                         self.break_unless(
@@ -313,8 +344,8 @@ impl World {
                             placed == matches!(registered, Registered::Placed(_)),
                         );
                     }
-                    Ran::Refused(_) => self.judge_params(*request, *params, false),
-                    Ran::Conflict => return None,
+                    Err(RunError::Refused(_)) => self.judge_params(*request, *params, false),
+                    Err(_) => return None,
                 }
             }
             Step::Commit { request, params } => {
@@ -325,15 +356,13 @@ impl World {
                 let claim =
                     Claim::new(&scope.policy, owner(*relay), Duration::from_millis(Scope::TICK), 4);
                 let claim = crate::scope::named(claim).run(2);
-                let before = self.db.clone();
-                match self.run(scope, step, view, None, &claim) {
-                    Ran::Done(claimed) => {
-                        self.judge_claim(view, &before, &claimed);
-                        self.take(*relay, claimed, *answered);
-                    }
-                    Ran::Refused(never) => match never {},
-                    Ran::Conflict => return None,
-                }
+                // The answer is lost on the way to a relay that is not there any more.
+                let Ok((_, claimed)) =
+                    self.exchange(scope, step, view, (None, Some(claim)), None, true)
+                else {
+                    return None;
+                };
+                self.take(*relay, claimed?, *answered);
             }
             Step::Publish { relay, lane, answer } => {
                 self.spend(*answer == Answer::Confirmed)?;
@@ -348,18 +377,14 @@ impl World {
             Step::Renew { relay, lane } => {
                 let held = self.relays[usize::from(*relay)].get(lane)?.clone();
                 let before = self.db.0.clone();
-                let renew = Renew::new([held.lease.clone()], Duration::from_millis(Scope::TICK));
-                match self.run(scope, step, view, Some(held.lease.token), &renew) {
-                    Ran::Done(renewed) => {
-                        let judged =
-                            if renewed.stale.is_empty() { Judged::Current } else { Judged::Stale };
-                        self.judge_lease(&held, judged, before != self.db.0);
-                        if judged == Judged::Stale {
-                            self.relays[usize::from(*relay)].remove(lane);
-                        }
-                    }
-                    Ran::Refused(never) => match never {},
-                    Ran::Conflict => return None,
+                let lease = held.leased.lease.clone();
+                let token = Some(lease.token);
+                let renew = Renew::new([lease], Duration::from_millis(Scope::TICK));
+                let Ok(renewed) = self.run(scope, step, view, token, &renew) else { return None };
+                let judged = if renewed.stale.is_empty() { Judged::Current } else { Judged::Stale };
+                self.judge_lease(&held, judged, before != self.db.0);
+                if judged == Judged::Stale {
+                    self.relays[usize::from(*relay)].remove(lane);
                 }
             }
             Step::Crash { relay } => {
@@ -372,28 +397,26 @@ impl World {
             }
             Step::DeliverOther { event, consumer: number } => {
                 let before = self.db.0.clone();
-                let receive = Receive::new(consumer(*number), &other_content(*event));
-                let refused =
-                    matches!(self.run(scope, step, view, None, &receive), Ran::Refused(_));
+                // At no place that it would have to wait for.
+                let place = LanePlace { begun: Millis::new(0), sequence: 0, after: 0 };
+                let message = Message { event: other_content(*event), place, attempt: 1 };
+                let done = || Ok(Handled::Done);
+                let (receipt, _) = self.receive(scope, step, view, *number, &message, done);
+                let refused = matches!(receipt, Ok(Receipt::Refused(_)));
                 self.break_unless(Promise::P5, refused && before == self.db.0);
             }
             Step::Fail { copy, consumer: number } => {
                 self.spend(false)?;
-                // The handler failed, so it had run: the event was next.
-                let limit = scope.max_failures;
-                let mut count = CountFailure::new(
-                    consumer(*number),
-                    &envelope(copy.event),
-                    Reason::new("no"),
-                    limit,
-                );
-                if scope.in_order {
-                    count = count.in_order(lane_of(copy.event), copy.place);
-                }
-                match self.run(scope, step, view, None, &count) {
-                    Ran::Done(_) => {}
-                    Ran::Refused(_) => self.break_unless(Promise::P5, false),
-                    Ran::Conflict => return None,
+                let fail = || Err(Reason::new("no"));
+                let (receipt, called) =
+                    self.receive(scope, step, view, *number, &copy.message(), fail);
+                match receipt {
+                    // It is as any delivery if the handler was not even called.
+                    Ok(_) if !called => return None,
+                    // Somebody else may have been faster.
+                    Ok(Receipt::Failed(_) | Receipt::Poisoned | Receipt::Duplicate) => {}
+                    Ok(_) => self.break_unless(Promise::P5, false),
+                    Err(_) => return None,
                 }
             }
             Step::Cancel { event } => {
@@ -402,7 +425,7 @@ impl World {
                 self.operate(scope, step, view, &cancel)?;
             }
             Step::Redrive { event } => {
-                let window = scope.retention.redrive_window(&scope.policy);
+                let window = scope.retention.redrive_window();
                 let redrive = crate::scope::named(Redrive::new([event_id(*event)], window));
                 self.operate(scope, step, view, &redrive)?;
                 if scope.longest_retry.is_some() {
@@ -431,11 +454,7 @@ impl World {
                     (scope.bug == Some(Bug::PurgeEarly)).then(|| crate::scope::named(hasty()));
                 let retention = early.as_ref().unwrap_or(&scope.retention);
                 let purge = Purge::new(retention, *table, NonZeroU16::MAX);
-                match self.run(scope, step, view, None, &purge) {
-                    Ran::Done(_) => {}
-                    Ran::Refused(never) => match never {},
-                    Ran::Conflict => return None,
-                }
+                let Ok(_purged) = self.run(scope, step, view, None, &purge) else { return None };
             }
             Step::Tick => {
                 self.now += scope.tick;
@@ -472,7 +491,7 @@ impl World {
         let asked = Scope::request(request, params);
         let at = usize::from(request);
         match self.run(scope, step, view, None, &scope.commit(&asked, request, params)) {
-            Ran::Done(committed) => {
+            Ok(committed) => {
                 self.judge_params(request, params, true);
                 self.break_unless(Promise::P1, committed.repeated == self.ghost.placed[at]);
                 self.break_unless(
@@ -488,7 +507,7 @@ impl World {
                         .filter(|event| crate::scope::order_of(*event) == request)
                     {
                         // Whether all of them are there is for P2 to say.
-                        if self.db.row(Key::Outbox(event_id(event))).is_none() {
+                        if self.db.row(Key::Event(event_id(event))).is_none() {
                             continue;
                         }
                         self.ghost.committed |= 1 << event;
@@ -498,11 +517,11 @@ impl World {
                     }
                 }
             }
-            Ran::Refused(CommitRefused::ParametersDiffer(_)) => {
+            Err(RunError::Refused(CommitRefused::ParametersDiffer(_))) => {
                 self.judge_params(request, params, false);
             }
             // The request was forgotten, the order is still there: it is not placed again.
-            Ran::Refused(CommitRefused::OrderIdTaken { .. }) => {
+            Err(RunError::Refused(CommitRefused::OrderIdTaken { .. })) => {
                 let known = self.ghost.bound[at].is_some() && self.ghost.placed[at];
                 let there = self
                     .db
@@ -512,67 +531,55 @@ impl World {
                     .is_some();
                 self.break_unless(Promise::P1, !known && there);
             }
-            Ran::Refused(CommitRefused::EventIdTaken { .. }) => {
+            Err(RunError::Refused(CommitRefused::EventIdTaken { .. })) => {
                 self.break_unless(Promise::P2, false);
             }
-            Ran::Conflict => return None,
+            Err(_) => return None,
         }
         Some(())
     }
 
     fn take(&mut self, relay: u8, claimed: Claimed, answered: bool) {
         // With an event that is given up, the lease of its lane has ended too.
-        for lane in claimed.dead.iter().filter_map(number_of).map(lane_of) {
+        let dead = claimed.dead.iter().map(|(_, lane)| lane);
+        for lane in dead.chain(claimed.leased.iter().map(|leased| &leased.lease.lane)) {
             for relay in &mut self.relays {
                 relay.get_mut(lane.as_str()).into_iter().for_each(|held| held.stale = true);
-            }
-        }
-        for run in claimed.runs {
-            let lane = run.lease.lane.as_str().to_string();
-            for relay in &mut self.relays {
-                if let Some(held) = relay.get_mut(&lane) {
-                    held.stale = true;
-                }
-            }
-            if answered {
-                let deliveries = run.deliveries.iter();
-                let deliveries = deliveries
-                    .filter_map(|d| number_of(&d.event).map(|event| (event, self.place(d.place))))
-                    .collect();
-                let held = Held {
-                    lease: run.lease,
-                    deliveries,
-                    confirmed: 0,
-                    ended: None,
-                    asked: false,
-                    stale: false,
-                };
-                self.relays[usize::from(relay)].insert(lane, held);
             }
         }
         if !answered {
             // It crashed.
             self.relays[usize::from(relay)].clear();
+            return;
+        }
+        let (events, lanes) = (self.db.events(), self.db.lanes());
+        for leased in claimed.leased {
+            let lane = leased.lease.lane.as_str().to_string();
+            let standing = |number: u8| Some((number, events.get(&number)?.clone()));
+            let numbers = leased.events.iter().map(|next| number_of(&next.message.event.id));
+            let held = Held {
+                claimed: numbers.flatten().filter_map(standing).collect(),
+                starts: lanes.get(&lane).map_or(0, |lane| lane.starts),
+                leased,
+                confirmed: 0,
+                ended: None,
+                asked: false,
+                stale: false,
+            };
+            self.relays[usize::from(relay)].insert(lane, held);
         }
     }
 
     fn publish(&mut self, relay: u8, lane: &str, answer: Answer) -> Option<()> {
         let held = self.relays[usize::from(relay)].get(lane)?;
-        let (event, place) = *held.deliveries.get(held.confirmed)?;
-        let there = self.db.row(Key::Event(event_id(event))).is_some();
-        if there && matches!(answer, Answer::Confirmed | Answer::Lost) {
+        let message = &held.leased.events.get(held.confirmed)?.message;
+        let (event, place) = (number_of(&message.event.id)?, self.place(message.place));
+        if matches!(answer, Answer::Confirmed | Answer::Lost) {
             self.judge_publish(event, place.sequence);
             self.network.insert(Copy { event, place });
         }
         let held = self.relays[usize::from(relay)].get_mut(lane)?;
         match answer {
-            // What has no envelope cannot be published; only a relay whose lease has ended can meet
-            // that.
-            Answer::Confirmed if !there => {
-                let current = !held.stale;
-                held.ended = Some(Answer::Rejected);
-                self.break_unless(Promise::P3, !current);
-            }
             Answer::Confirmed => {
                 held.confirmed += 1;
                 self.ghost.broker |= 1 << event;
@@ -592,40 +599,31 @@ impl World {
         answered: bool,
     ) -> Option<()> {
         let held = self.relays[usize::from(relay)].get(lane)?.clone();
-        let events: Vec<_> = held.deliveries.iter().map(|(event, _)| event_id(*event)).collect();
-        let ended = held.ended.map(|answer| {
-            let reason = Reason::new("no");
-            let ending = match answer {
-                Answer::Rejected => Ending::Rejected(reason),
-                Answer::Unavailable => Ending::Unavailable(reason),
-                Answer::Failed | Answer::Lost | Answer::Confirmed => Ending::Failed(reason),
-            };
-            (events[held.confirmed].clone(), ending)
+        let reason = Reason::new("no");
+        let ended = held.ended.map(|answer| match answer {
+            Answer::Rejected => Ending::Rejected(reason),
+            Answer::Unavailable => Ending::Unavailable(reason),
+            Answer::Failed | Answer::Lost | Answer::Confirmed => Ending::Failed(reason),
         });
-        let result = RunResult {
-            lease: held.lease.clone(),
-            confirmed: events[..held.confirmed].to_vec(),
-            ended,
-        };
-        let before = self.db.0.clone();
-        let outcome: Settled = match self.run(
-            scope,
-            step,
-            view,
-            Some(held.lease.token),
-            &Settle::new(&scope.policy, [result]),
-        ) {
-            Ran::Done(settled) => settled,
-            Ran::Refused(never) => match never {},
-            Ran::Conflict => return None,
-        };
-        let judged = if outcome.stale.is_empty() { Judged::Current } else { Judged::Stale };
-        self.judge_lease(&held, judged, before != self.db.0);
-        let runs = &mut self.relays[usize::from(relay)];
-        if answered {
-            runs.remove(lane);
-        } else {
-            runs.insert(lane.to_string(), Held { asked: true, stale: true, ..held });
+        let settlement = held.leased.settle(held.confirmed, ended);
+        let settle = Settle::new(&scope.policy, [settlement]);
+        let (before, token) = (self.db.0.clone(), Some(held.leased.lease.token));
+        let ran = self.exchange(scope, step, view, (Some(settle), None), token, answered);
+        let changed = before != self.db.0;
+        let holds = &mut self.relays[usize::from(relay)];
+        match ran {
+            Ok((Some(settled), _)) => {
+                holds.remove(lane);
+                let judged = if settled.stale.is_empty() { Judged::Current } else { Judged::Stale };
+                self.judge_lease(&held, judged, changed);
+            }
+            // The commit took, and all that the relay knows is that it does not know.
+            Err(RunError::Unknown(AnswerLost)) => {
+                let judged = if changed { Judged::Current } else { Judged::Stale };
+                holds.insert(lane.to_string(), Held { asked: true, stale: true, ..held.clone() });
+                self.judge_lease(&held, judged, changed);
+            }
+            Ok((None, _)) | Err(_) => return None,
         }
         Some(())
     }
@@ -638,20 +636,19 @@ impl World {
         copy: Copy,
         number: u8,
     ) -> Option<()> {
-        let mut receive =
-            Receive::new(consumer(number), &envelope(copy.event)).effect(effect(copy.event));
-        if scope.in_order {
-            receive = receive.in_order(lane_of(copy.event), copy.place);
-        }
-        match self.run(scope, step, view, None, &receive) {
-            Ran::Done(Received::Applied) => self.judge_applied(scope, copy, number),
-            Ran::Done(Received::Duplicate) => {
+        let done = || Ok(Handled::Effect(effect(copy.event)));
+        let (receipt, _) = self.receive(scope, step, view, number, &copy.message(), done);
+        match receipt {
+            Ok(Receipt::Applied) => self.judge_applied(scope, copy, number),
+            Ok(Receipt::Duplicate) => {
                 let applied = self.ghost.applied[usize::from(number)] & (1 << copy.event) != 0;
                 self.break_unless(Promise::P5, applied);
             }
-            Ran::Done(Received::Poisoned | Received::WaitsFor(_)) => {}
-            Ran::Refused(_) => self.break_unless(Promise::P5, false),
-            Ran::Conflict => return None,
+            Ok(Receipt::Poisoned | Receipt::WaitsFor(_)) => {}
+            Ok(Receipt::Refused(_) | Receipt::Deferred(_) | Receipt::Failed(_)) => {
+                self.break_unless(Promise::P5, false);
+            }
+            Err(_) => return None,
         }
         Some(())
     }
@@ -661,12 +658,9 @@ impl World {
         T: Transition<Outcome = twobox::Operated, Refusal = core::convert::Infallible>,
     {
         self.operations = self.operations.checked_sub(1)?;
-        match self.run(scope, step, view, None, operation) {
-            // What was refused has changed nothing, and is not worth a state.
-            Ran::Done(operated) => (!operated.done.is_empty()).then_some(()),
-            Ran::Refused(never) => match never {},
-            Ran::Conflict => None,
-        }
+        let Ok(operated) = self.run(scope, step, view, None, operation) else { return None };
+        // What was refused has changed nothing, and is not worth a state.
+        (!operated.done.is_empty()).then_some(())
     }
 }
 

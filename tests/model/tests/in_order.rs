@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use twobox::{
-    Body, Consumer, CountFailure, Event, EventId, EventType, FailureCounted, Headers, Millis,
-    OrderId, OrderingKey, Place, Reason, Receive, Received, Store,
+    Body, Consumer, CountFailure, Event, EventId, EventType, FailureCounted, Headers, LanePlace,
+    Millis, OrderId, OrderingKey, Reason, Receive, Received, Store,
 };
 use twobox_memory::MemoryStore;
 
@@ -30,8 +30,8 @@ fn consumer() -> Consumer {
     Consumer::new("c").unwrap()
 }
 
-fn place(begun: u64, sequence: u64, after: u64) -> Place {
-    Place { begun: Millis::new(begun), sequence, after }
+fn place(begun: u64, sequence: u64, after: u64) -> LanePlace {
+    LanePlace { begun: Millis::new(begun), sequence, after }
 }
 
 /// What comes of arrivals, one after the other: which event, its sequence, and the one before it.
@@ -41,8 +41,8 @@ fn arrive(store: &MemoryStore, arrivals: &[(&str, u64, u64)]) -> Vec<Received> {
     arrive_at(store, &places)
 }
 
-fn arrive_at(store: &MemoryStore, arrivals: &[(&str, Place)]) -> Vec<Received> {
-    let receive = |&(name, place): &(&str, Place)| {
+fn arrive_at(store: &MemoryStore, arrivals: &[(&str, LanePlace)]) -> Vec<Received> {
+    let receive = |&(name, place): &(&str, LanePlace)| {
         store
             .run(Receive::new(consumer(), &event(name)).in_order(key(), place), Millis::new(1))
             .unwrap()

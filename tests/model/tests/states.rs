@@ -107,7 +107,7 @@ fn retention(ticks: u64, faults: u8) -> Scope {
         longest_retry: Some(2),
         ..Scope::new()
     };
-    scope.purges = vec![Table::Outbox, Table::Lanes, Table::Requests, Table::Inbox];
+    scope.purges = vec![Table::Events, Table::Lanes, Table::Requests, Table::Inbox];
     scope
         .delivered(|policy| (policy.max_failures, policy.max_starts) = (1, 2))
         .keeping(|kept| kept.inbox = TICK * 4)
@@ -116,6 +116,12 @@ fn retention(ticks: u64, faults: u8) -> Scope {
 /// Two transactions at once, of which the first one read before the second one committed.
 fn rivals(faults: u8, ticks: u64) -> Scope {
     Scope { requests: 1, events: vec![0, 1], rivals: true, faults, ticks, ..Scope::new() }
+}
+
+/// Two orders in one key and one relay, with or without a look at the lane that it settles (P3, P4,
+/// P6).
+fn appends(relays: u8, ticks: u64) -> Scope {
+    Scope { relays, events: vec![0, 2], ..two_relays(1, ticks) }
 }
 
 /// Relays that are the real machine, with leases of two ticks (P3, P4, P6, P8, F3, F11, F12, F15).
@@ -162,6 +168,13 @@ fn relays_that_are_machines() {
     check("two machines, one event", machines(2, &[0], 0, 1));
 }
 
+/// An append between a claim and its settlement is no conflict, and a settlement whose answer is
+/// lost turns out to be stale, with a look and without one (P3, P4, P6, F11).
+#[test]
+fn appends_before_a_settlement() {
+    check("appends, 1 fault", appends(1, 1));
+}
+
 #[test]
 fn everything_is_purged() {
     check("retention", retention(5, 0));
@@ -190,7 +203,8 @@ large! {
     large_two_consumers: Scope { consumers: 2, ..one_order(1) };
     large_two_orders_two_relays: two_relays(0, 2);
     large_two_orders_one_fault: Scope { relays: 1, ..two_relays(1, 1) };
-    large_one_key_two_relays: Scope { events: vec![0, 2], ..two_relays(1, 1) };
+    large_one_key_two_relays: appends(2, 1);
+    large_one_key_with_looks: Scope { assumes: false, ..appends(2, 1) };
     large_in_order_block: in_order(WhenDead::Block, 2, 2);
     large_in_order_continue: in_order(WhenDead::Continue, 2, 2);
     large_retention: retention(7, 1);
@@ -231,11 +245,12 @@ fn p2_is_judged() {
 fn p3_is_judged() {
     finds(Bug::LoseFailed, "P3", one_order(1));
     finds(Bug::ForgetDue, "P3", one_order(1));
+    finds(Bug::MovePast, "P3", one_order(0));
 }
 
 #[test]
 fn p4_is_judged() {
-    finds(Bug::PassOver, "P4", Scope { relays: 1, events: vec![0, 2], ..two_relays(1, 1) });
+    finds(Bug::PassOver, "P4", appends(1, 1));
 }
 
 #[test]
@@ -246,20 +261,25 @@ fn p5_is_judged() {
 
 #[test]
 fn p6_is_judged() {
-    finds(Bug::IgnoreToken, "P6", Scope { requests: 1, events: vec![0, 1], ..two_relays(0, 1) });
-    finds(Bug::IgnoreLease, "P6", Scope { requests: 1, events: vec![0, 1], ..two_relays(0, 1) });
+    let two_keys = || Scope { requests: 1, events: vec![0, 1], ..two_relays(0, 1) };
+    finds(Bug::IgnoreToken, "P6", Scope { assumes: false, ..two_keys() });
+    finds(Bug::BlindEdit, "P6", two_keys());
+    finds(Bug::IgnoreLease, "P6", two_keys());
 }
 
 #[test]
 fn p7_is_judged() {
     finds(Bug::PurgePending, "P7", retention(3, 1));
     finds(Bug::PurgeEarly, "P7", retention(3, 1));
+    finds(Bug::PurgeLane, "P7", retention(3, 1));
 }
 
 #[test]
 fn machines_are_judged() {
     finds(Bug::ForgetDue, "P3", machines(1, &[0], 1, 1));
-    finds(Bug::IgnoreToken, "P6", machines(2, &[0], 0, 2));
+    finds(Bug::MovePast, "P3", machines(1, &[0], 0, 1));
+    finds(Bug::IgnoreToken, "P6", Scope { assumes: false, ..machines(2, &[0], 0, 2) });
+    finds(Bug::BlindEdit, "P6", machines(2, &[0], 0, 2));
     finds(Bug::BackoffForever, "P8", machines(1, &[0], 1, 1));
 }
 

@@ -11,11 +11,11 @@ use core::fmt::{Debug, Display, Formatter, Write};
 use core::num::NonZeroU16;
 use core::time::Duration;
 
-use twobox::relay::{Fault, InProcess, Published, Relay, RelaySettings};
+use twobox::relay::{Published, Relay, RelaySettings};
 use twobox::{
-    Body, Checked, CommitOrder, Consumer, DeliveryState, Draft, Dump, Fingerprint, Handled, Inbox,
-    Invalid, Millis, OrderId, Owner, Reader, Reason, Record, Register, Registered, Request,
-    Retention, Store, Table, purge_all,
+    Body, Checked, CommitOrder, Consumer, Draft, Dump, EventState, Fault, Fingerprint, Handled,
+    InProcess, Inbox, Invalid, Millis, OrderId, Owner, Reader, Reason, Register, Registered,
+    Request, Retention, Store, Table, purge_all,
 };
 
 use crate::bare;
@@ -112,8 +112,9 @@ pub(crate) fn look(sender: &impl Reader, receiver: &impl Reader) -> Result<(), W
     check("orders", sent.count(Table::Orders), 1)?;
     check("inbox", received.count(Table::Inbox), 1)?;
     check("effects", received.count(Table::Effects), 1)?;
-    let confirmed = |record: &&Record| matches!(record, Record::Outbox(_, row) if matches!(row.state, DeliveryState::Confirmed(_)));
-    check("confirmed", sent.records().iter().filter(confirmed).count(), 1)
+    let events = sent.events();
+    let confirmed = events.values().filter(|(state, _)| *state == EventState::Confirmed);
+    check("confirmed", confirmed.count(), 1)
 }
 
 /// Removes what is past its retention: the request, the event with its lane, and the inbox row with

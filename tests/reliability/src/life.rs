@@ -11,13 +11,12 @@ use std::num::NonZeroU16;
 
 use redb::{ReadableTable, TableDefinition};
 use thiserror::Error;
-use twobox::relay::Message;
-use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
+use twobox::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
 use twobox::{
     Body, Cancel, Checked, Claim, CommitOrder, Consumer, DeliveryPolicy, Discard, Draft, Ending,
-    EventId, Fingerprint, Handled, Inbox, Key, Load, Millis, OrderId, OrderingKey, Owner, Purge,
-    Query, Reader, Reason, Receipt, Record, Redrive, RedriveWindow, Register, Request, Retention,
-    RunError, RunResult, Settle, Store, Stored, Transition,
+    EventId, Fingerprint, Handled, Inbox, Message, Millis, OrderId, OrderingKey, Owner, Purge,
+    Reader, Reason, Receipt, Redrive, RedriveWindow, Register, Request, Retention, RunError,
+    Settle, Store, Stored, Transition,
 };
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
 
@@ -55,7 +54,7 @@ impl<R: std::fmt::Display> From<RunError<RedbError, R>> for Trouble {
             RunError::Unknown(error) => Self::Unknown(error),
             RunError::Refused(refused) => Self::Wrong(format!("refused: {refused}")),
             RunError::Conflict(key) => {
-                Self::Wrong(format!("a conflict over {key}, with nobody else there"))
+                Self::Wrong(format!("a conflict over {key:?}, with nobody else there"))
             }
         }
     }
@@ -302,23 +301,20 @@ impl Life<'_> {
                 Claim::new(&policy, Owner::new("relay-1")?, Duration::from_secs(30), limit)?;
             let claimed = self.run(claim)?;
             let mut results = Vec::new();
-            for run in claimed.runs {
-                let mut result = RunResult::released(run.lease);
-                for delivery in run.deliveries {
-                    let message = self.message(&delivery)?;
+            for leased in &claimed.leased {
+                let (mut confirmed, mut ending) = (0, None);
+                for event in &leased.events {
+                    let message = &event.message;
                     let bad = message.event.event_type.as_str() == "bad"
                         && !(self.redriven && message.event.id.as_str() == "req-2/2");
                     if bad {
-                        result.ended = Some((
-                            delivery.event,
-                            Ending::Failed(Reason::new("the broker did not take it")),
-                        ));
+                        ending = Some(Ending::Failed(Reason::new("the broker did not take it")));
                         break;
                     }
-                    self.receive(&message)?;
-                    result.confirmed.push(delivery.event);
+                    self.receive(message)?;
+                    confirmed += 1;
                 }
-                results.push(result);
+                results.push(leased.settle(confirmed, ending));
             }
             if results.is_empty() {
                 match claimed.next_due {
@@ -336,21 +332,6 @@ impl Life<'_> {
             }
         }
         Err(Trouble::Wrong("the relay came to no end".to_string()))
-    }
-
-    fn message(&self, delivery: &twobox::Delivery) -> Result<Message, Trouble> {
-        let mut view = self.store()?.view().map_err(Trouble::Store)?;
-        let rows = view
-            .load(&Query::rows([Key::Event(delivery.event.clone())]))
-            .map_err(Trouble::Store)?;
-        match rows.into_vec().pop().map(|stored| stored.record) {
-            Some(Record::Event(event)) => {
-                Ok(Message { event, place: delivery.place, attempt: delivery.attempt })
-            }
-            Some(_) | None => {
-                Err(Trouble::Wrong(format!("{} was claimed and is not there", delivery.event)))
-            }
-        }
     }
 
     /// Two consumers: one counts in a table of its own and asks for order, the other fails on what
@@ -411,7 +392,7 @@ impl Life<'_> {
     }
 
     fn window(&self) -> RedriveWindow {
-        self.kept.redrive_window(&self.policy)
+        self.kept.redrive_window()
     }
 
     /// A call outside, from its intent to its end.

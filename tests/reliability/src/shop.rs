@@ -17,11 +17,12 @@ use std::thread;
 use redb::{
     ConcurrencyMode, Database, ReadTransaction, ReadableTable, TableDefinition, TableError,
 };
-use twobox::relay::{InProcess, Message, Published, Publisher, Relay, RelaySettings};
+use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, DeliveryState, Draft, EventId, Fingerprint, Handled, Inbox, Load,
-    Millis, OrderId, OrderingKey, Owner, Query, Reader, Record, Request, Store, Writing,
+    Body, CommitOrder, Consumer, Draft, EventId, Fingerprint, Handled, Inbox, Load, Millis,
+    OrderId, OrderingKey, Owner, Reader, Record, Request, Store, Writing,
 };
+use twobox::{Dump, EventState, InProcess, Message};
 use twobox_redb::{RedbOptions, RedbStore, RedbTransaction};
 
 use crate::tables;
@@ -188,8 +189,7 @@ pub fn relay(
     }
     for _round in 0..1_000 {
         run()?;
-        let pending = sender.view()?.load(&Query::Pending { after: None, limit: 1 })?;
-        if pending.as_slice().is_empty() {
+        if sender.view()?.stats(clock.now())?.all.pending == 0 {
             return Ok(());
         }
         // Something waits for a lease of one that is gone, or for a pause.
@@ -307,27 +307,30 @@ impl Found {
         from: &mut twobox_redb::RedbView,
     ) -> Result<(Self, Vec<EventId>, BTreeMap<EventId, (OrderingKey, u64)>), Failed> {
         let rows = tables::check(from)?;
+        let dump = Dump::of(from)?;
         let (mut found, mut confirmed, mut places) = (Self::default(), Vec::new(), BTreeMap::new());
         for stored in rows {
             match stored.record {
                 Record::Order(id, _) => {
                     found.orders.insert(id.as_str().to_string());
                 }
-                Record::Outbox(id, row) => {
-                    found.pending += usize::from(row.state == DeliveryState::Pending);
-                    if let DeliveryState::Confirmed(_) = row.state {
-                        confirmed.push(id.clone());
-                    }
-                    places.insert(id, (row.lane, row.sequence));
-                }
                 Record::Request(..)
                 | Record::Event(_)
+                | Record::Outbox(..)
                 | Record::Lane(..)
                 | Record::Inbox(..)
                 | Record::Effect(..)
                 | Record::Position(..)
                 | Record::Call(..) => {}
             }
+        }
+        for (id, (state, row)) in dump.events() {
+            match state {
+                EventState::Pending | EventState::Leased => found.pending += 1,
+                EventState::Confirmed => confirmed.push(id.clone()),
+                EventState::Dead(_) | EventState::Discarded(_) | EventState::Cancelled(_) => {}
+            }
+            places.insert(id.clone(), (row.lane, row.sequence));
         }
         // P2: all events of an order, and our own row in the same commit.
         if places.len() != found.orders.len() * EVENTS {

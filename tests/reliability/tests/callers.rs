@@ -10,11 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redb::backends::InMemoryBackend;
-use twobox::relay::{Message, Published, Publisher, Relay, RelaySettings};
+use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, Checked, CommitOrder, CommitRefused, Committed, Consumer, DeliveryPolicy, DeliveryState,
-    Draft, Event, EventId, Fingerprint, Handled, Inbox, Millis, OrderId, OrderingKey, Owner,
-    Reason, Receipt, Record, Register, Registered, Request, RunError, Store, Stored, Table,
+    Body, Checked, CommitOrder, CommitRefused, Committed, Consumer, DeliveryPolicy, Draft, Dump,
+    Event, EventId, EventRow, EventState, Fingerprint, Handled, Inbox, Load, Message, Millis,
+    OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Registered, Request, RunError,
+    Store, Stored, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -188,9 +189,9 @@ where
     });
     let mut places: BTreeMap<OrderingKey, BTreeMap<u64, EventId>> = BTreeMap::new();
     for stored in rows(store) {
-        if let Record::Outbox(id, row) = stored.record {
+        if let Record::Event(EventRow { event, sequence, .. }) = stored.record {
             assert!(
-                places.entry(row.lane).or_default().insert(row.sequence, id).is_none(),
+                places.entry(event.ordering_key).or_default().insert(sequence, event.id).is_none(),
                 "two events at one place"
             );
         }
@@ -281,36 +282,23 @@ where
     let mut relay = Relay::new(store, broker, settings, Millis::new(10_000_000)).unwrap();
     let last = (1..1_000)
         .map(|hour| relay.run_until_idle(Millis::new(10_000_000 + hour * 3_600_000)).unwrap())
-        .take_while(|_| {
-            rows(store)
-                .iter()
-                .any(|stored| matches!(&stored.record, Record::Outbox(_, row) if row.state == DeliveryState::Pending))
-        })
+        .take_while(|_| store.view().unwrap().stats(Millis::new(0)).unwrap().all.pending > 0)
         .count();
     assert!(last < 998, "P3: something is never delivered");
     let came = came.lock().unwrap().clone();
     let mut first: BTreeMap<OrderingKey, Vec<u64>> = BTreeMap::new();
     let mut seen = BTreeSet::new();
-    let rows = rows(store);
-    let places: BTreeMap<&EventId, (&OrderingKey, u64, DeliveryState)> = rows
-        .iter()
-        .filter_map(|stored| {
-            if let Record::Outbox(id, row) = &stored.record {
-                Some((id, (&row.lane, row.sequence, row.state)))
-            } else {
-                None
-            }
-        })
-        .collect();
+    let dump = Dump::of(&mut store.view().unwrap()).unwrap();
+    let places = dump.events();
     for id in &came {
         if seen.insert(id.clone()) {
-            let (lane, sequence, _) = places[id];
-            first.entry(lane.clone()).or_default().push(sequence);
+            let (_, row) = &places[id];
+            first.entry(row.lane.clone()).or_default().push(row.sequence);
         }
     }
     assert_eq!(seen.len(), places.len(), "P3: every event came");
     assert!(
-        places.values().all(|(.., state)| matches!(state, DeliveryState::Confirmed(_))),
+        places.values().all(|(state, _)| *state == EventState::Confirmed),
         "P3: and is confirmed"
     );
     for (lane, sequences) in first {
@@ -343,7 +331,7 @@ fn message(number: usize) -> Message {
     };
     Message {
         event,
-        place: twobox::Place { begun: Millis::new(0), sequence: 1, after: 0 },
+        place: twobox::LanePlace { begun: Millis::new(0), sequence: 1, after: 0 },
         attempt: 1,
     }
 }

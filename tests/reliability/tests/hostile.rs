@@ -98,11 +98,6 @@ fn rows() {
 }
 
 #[test]
-fn index_entries() {
-    replay("index_entry", if long() { 5_000_000 } else { 20_000 }, hostile::index_entry);
-}
-
-#[test]
 fn json() {
     replay("json", if long() { 2_000_000 } else { 20_000 }, hostile::json);
 }
@@ -115,7 +110,7 @@ fn files() {
 
 const STALE: &str = "the format has changed: run `cargo test -p twobox-reliability --test hostile -- --ignored` and review the corpus";
 
-/// The corpus has a row of each table and an entry of each kind; otherwise the mutations would
+/// The corpus has a row of each table; otherwise the mutations would
 /// begin with nothing.
 #[test]
 fn the_corpus_is_read() {
@@ -129,11 +124,6 @@ fn the_corpus_is_read() {
         );
     }
     assert_eq!(read.len(), twobox::Table::ALL.len());
-    let entries: Vec<_> = corpus("index_entry")
-        .iter()
-        .map(|(_, bytes)| codec::decode_index_entry(bytes).expect(STALE))
-        .collect();
-    assert!(entries.len() >= 3);
     assert!(corpus("json").iter().any(|(_, bytes)| twobox::Fingerprint::of_json(bytes).is_ok()));
 }
 
@@ -163,11 +153,6 @@ fn write_the_corpus() {
         bytes.extend(key);
         codec::encode_value(&stored.record, stored.revision, &mut bytes);
         write("row", stored.record.table().name(), &bytes);
-        if let Some(entry) = stored.record.index_entry() {
-            let mut bytes = Vec::new();
-            codec::encode_index_entry(&entry, &mut bytes);
-            write("index_entry", ["due", "pending", "dead"][usize::from(bytes[0]) - 1], &bytes);
-        }
     }
     write(
         "json",
@@ -275,7 +260,8 @@ fn opened_right(bytes: &[u8], expected: &Contents, place: usize) -> Result<(), R
 #[test]
 fn bits_flip_in_a_closed_file() {
     let good = hostile::good_file();
-    let Verdict::Opened(expected) = hostile::open(&good) else { panic!("the good file is none") };
+    let opened = hostile::open(&good);
+    let Verdict::Opened(expected) = opened else { panic!("the good file is none: {opened:?}") };
     let stride = if long() { 1 } else { 4_099 };
     flip("a closed file", &good, stride, |place, bytes| opened_right(bytes, &expected, place));
 }
@@ -295,7 +281,8 @@ fn unclosed(options: RedbOptions) -> (Vec<u8>, Contents, Contents) {
         Ok(())
     })
     .unwrap();
-    let Verdict::Opened(expected) = hostile::open(&left) else { panic!("the good file is none") };
+    let opened = hostile::open(&left);
+    let Verdict::Opened(expected) = opened else { panic!("the good file is none: {opened:?}") };
     let last = told.iter().position(|contents| *contents == expected).unwrap();
     (left, expected, told[last - 1].clone())
 }
@@ -343,7 +330,8 @@ fn bits_flip_in_a_shared_file_to_be_repaired() {
 #[test]
 fn bits_flip_under_a_reader() {
     let good = hostile::good_file();
-    let Verdict::Opened(expected) = hostile::open(&good) else { panic!("the good file is none") };
+    let opened = hostile::open(&good);
+    let Verdict::Opened(expected) = opened else { panic!("the good file is none: {opened:?}") };
     // All rows of all times.
     let mut ever: Vec<Stored> = Vec::new();
     drop(life::live(&Disk::default(), RedbOptions::new(), 0, &mut |_, store| {

@@ -13,7 +13,7 @@ use redb::{
 };
 use twobox::{
     Body, Checked, Claim, CommitOrder, CommitRefused, DeliveryPolicy, Draft, Fingerprint, Key,
-    Load, Millis, OrderId, Owner, Query, Reader, Record, Request, RequestKey, RunError, RunResult,
+    Leased, Load, Millis, OrderId, Owner, Query, Reader, Record, Request, RequestKey, RunError,
     Settle, Store, Stored, Tables, Transaction,
 };
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
@@ -121,7 +121,7 @@ impl Caller<'_> {
                         tx.load(&query)
                     })
                     .unwrap();
-                if found.as_slice().is_empty() {
+                if found.rows.is_empty() {
                     return;
                 }
                 Fact::Seen(shared)
@@ -176,11 +176,8 @@ impl Caller<'_> {
             Claim::new(&policy, Owner::new("relay").unwrap(), Duration::from_secs(1), 2).unwrap();
         let claimed = self.store.run(claim, now).unwrap();
         if self.seed.coin() {
-            let confirmed = claimed.runs.into_iter().map(|run| RunResult {
-                confirmed: run.deliveries.iter().map(|delivery| delivery.event.clone()).collect(),
-                lease: run.lease,
-                ended: None,
-            });
+            let all = |leased: &Leased| leased.settle(leased.events.len(), None);
+            let confirmed: Vec<_> = claimed.leased.iter().map(all).collect();
             let _ = self.store.run(Settle::new(&policy, confirmed), now).unwrap();
         }
     }

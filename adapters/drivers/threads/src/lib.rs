@@ -9,10 +9,10 @@
 //! use std::sync::{Arc, mpsc};
 //! use std::time::Duration;
 //!
-//! use twobox::relay::{Message, Phase, Published, Publisher, RelaySettings};
-//! use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Owner, Request, Store};
+//! use twobox::relay::{Phase, Published, Publisher, RelaySettings};
+//! use twobox::{Draft, Message, Millis, Owner, Request, Store};
 //! use twobox_memory::MemoryStore;
-//! use twobox_threads::{RelayThread, system_clock};
+//! use twobox_threads::RelayThread;
 //!
 //! struct Broker(mpsc::Sender<String>);
 //! impl Publisher for Broker {
@@ -27,13 +27,13 @@
 //! let store = Arc::new(MemoryStore::new());
 //! let (sender, sent) = mpsc::channel();
 //! let publishers = [Broker(sender.clone()), Broker(sender)];
-//! let relay = RelayThread::spawn(store.clone(), publishers, RelaySettings::new(Owner::new("relay-1")?), system_clock)?;
+//! let settings = RelaySettings::new(Owner::new("relay-1")?);
+//! let relay = RelayThread::spawn(store.clone(), publishers, settings, Millis::now)?;
 //! let waker = relay.waker();
 //!
-//! let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
-//! let created = Draft::new("order.created", Body::text("notebook")?)?;
-//! let order = CommitOrder::new(&request, OrderId::new("order-1")?, Body::text("notebook")?, [created])?;
-//! store.run(order, system_clock())?;
+//! let request = Request::of("customer-7", "req-001", [("item", "notebook")])?;
+//! let order = request.order("order-1", "{}", Draft::json("order.created", "{}")?)?;
+//! store.run(order, Millis::now())?;
 //! waker.wake();
 //!
 //! assert_eq!(sent.recv()?, "order-1/1");
@@ -50,7 +50,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use thiserror::Error;
 use twobox::relay::{Publisher, RelayMachine, RelaySettings, Status};
@@ -58,14 +58,6 @@ use twobox::{Invalid, Millis, Store};
 
 use driver::Driver;
 use shared::Shared;
-
-/// The time of the system's clock, in UTC: the clock of a relay, unless it is given another one. A
-/// time before 1970 is 1970.
-#[must_use]
-pub fn system_clock() -> Millis {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Millis::new(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
 
 /// A relay that runs on threads of its own until it is told to stop. To drop it tells it to stop at
 /// once, and waits for nothing.
@@ -92,30 +84,30 @@ pub enum SpawnError {
 }
 
 impl RelayThread {
-    /// Starts a relay from a store to publishers. Each publisher has a thread of its own, and is
-    /// called with one message at a time, so there are as many publishes at once as there are
-    /// publishers. All times are those of `clock`: [`system_clock`], or a function of your own (see
-    /// [`Waker::clock_moved`]).
+    /// Starts a relay from a store to publishers. Each publisher has a thread of its own, so as many
+    /// are at work at once as there are publishers; it gets as many messages at a time as it
+    /// [likes](Publisher::batch). All times are those of `clock`: [`Millis::now`], or a function of
+    /// your own (see [`Waker::clock_moved`]).
     ///
-    /// A publisher that panics counts as failed for that event, and is called again for the next
-    /// one.
+    /// A publisher that panics counts as failed for the events that it was called with, and is
+    /// called again for the next ones.
     ///
     /// # Errors
     ///
     /// [`SpawnError`]; nothing runs then.
     pub fn spawn<S, P>(
-        store: Arc<S>,
+        store: S,
         publishers: impl IntoIterator<Item = P>,
         settings: RelaySettings,
         clock: impl Fn() -> Millis + Send + Sync + 'static,
     ) -> Result<Self, SpawnError>
     where
-        S: Store + Send + Sync + 'static,
+        S: Store + Send + 'static,
         P: Publisher + Send + 'static,
     {
         let machine = RelayMachine::new(settings, clock())?;
         let name = machine.settings().owner.clone();
-        let shared = Arc::new(Shared::new(Box::new(clock)));
+        let shared = Arc::new(Shared::new(Box::new(clock), machine.status()));
         // Whatever fails from here on, the workers that run already end when the queue is closed.
         let workers = publishers
             .into_iter()
@@ -226,3 +218,8 @@ impl fmt::Debug for Waker {
         f.debug_struct("Waker").finish_non_exhaustive()
     }
 }
+
+/// The README, whose example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -9,7 +9,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use twobox::Millis;
-use twobox::relay::{Counters, Message, Phase, Published, Status, Ticket};
+use twobox::relay::host::stop_by;
+use twobox::relay::{Phase, Published, Status, Ticket};
 
 pub(crate) struct Shared {
     pub(crate) mailbox: Mailbox,
@@ -19,8 +20,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(clock: Box<dyn Fn() -> Millis + Send + Sync>) -> Self {
-        Self { mailbox: Mailbox::default(), jobs: Jobs::default(), board: Board::new(), clock }
+    pub(crate) fn new(clock: Box<dyn Fn() -> Millis + Send + Sync>, status: Status) -> Self {
+        Self {
+            mailbox: Mailbox::default(),
+            jobs: Jobs::default(),
+            board: Board::new(status),
+            clock,
+        }
     }
 
     pub(crate) fn now(&self) -> Millis {
@@ -29,8 +35,7 @@ impl Shared {
 
     pub(crate) fn request_stop(&self, patience: Duration) {
         let until = self.now() + patience;
-        self.mailbox
-            .post(|mail| mail.stop_by = Some(mail.stop_by.map_or(until, |there| there.min(until))));
+        self.mailbox.post(|mail| mail.stop_by = Some(stop_by(mail.stop_by, until)));
     }
 }
 
@@ -87,45 +92,61 @@ impl Mailbox {
     }
 }
 
-/// A publish that waits for a worker.
-pub(crate) struct Job {
-    pub(crate) ticket: Ticket,
-    pub(crate) message: Message,
+/// What a worker publishes at once.
+pub(crate) struct Batch {
+    pub(crate) tickets: Vec<Ticket>,
     pub(crate) now: Millis,
 }
 
 #[derive(Default)]
 pub(crate) struct Jobs {
-    queue: Mutex<(VecDeque<Job>, bool)>,
+    queue: Mutex<Queue>,
     changed: Condvar,
+}
+
+/// Publishes that wait for a worker, each with the time at which it was handed out.
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<(Ticket, Millis)>,
+    /// Workers that wait for something to do.
+    idle: usize,
+    closed: bool,
 }
 
 impl Jobs {
     /// All at once: a worker that runs into an outage takes back what waits, and must find it
     /// there.
-    pub(crate) fn extend(&self, jobs: impl IntoIterator<Item = Job>) {
-        lock(&self.queue).0.extend(jobs);
+    pub(crate) fn extend(&self, tickets: Vec<Ticket>, now: Millis) {
+        lock(&self.queue).waiting.extend(tickets.into_iter().map(|ticket| (ticket, now)));
         self.changed.notify_all();
     }
 
-    /// The next job; `None` once the queue is closed.
-    pub(crate) fn next(&self) -> Option<Job> {
-        let queue = self
-            .changed
-            .wait_while(lock(&self.queue), |(jobs, closed)| jobs.is_empty() && !*closed);
-        queue.unwrap_or_else(PoisonError::into_inner).0.pop_front()
+    /// What to publish next, at most so much, and no more than leaves the other workers that have
+    /// nothing to do their share; `None` once the queue is closed.
+    pub(crate) fn next(&self, most: usize) -> Option<Batch> {
+        let mut queue = lock(&self.queue);
+        queue.idle += 1;
+        let wait = |queue: &mut Queue| queue.waiting.is_empty() && !queue.closed;
+        let waited = self.changed.wait_while(queue, wait);
+        queue = waited.unwrap_or_else(PoisonError::into_inner);
+        let share = queue.waiting.len().div_ceil(queue.idle);
+        queue.idle -= 1;
+        let now = queue.waiting.front()?.1;
+        let taken = queue.waiting.drain(..share.min(most.max(1)));
+        Some(Batch { tickets: taken.map(|(ticket, _)| ticket).collect(), now })
     }
 
     /// Takes back what no worker has begun, of those.
-    pub(crate) fn take_back(&self, of_those: impl Fn(&Ticket) -> bool) -> VecDeque<Job> {
+    pub(crate) fn take_back(&self, of_those: impl Fn(&Ticket) -> bool) -> Vec<Ticket> {
         let mut queue = lock(&self.queue);
-        let (taken, left) = queue.0.drain(..).partition(|job| of_those(&job.ticket));
-        queue.0 = left;
-        taken
+        let (taken, left) =
+            queue.waiting.drain(..).partition::<VecDeque<_>, _>(|(ticket, _)| of_those(ticket));
+        queue.waiting = left;
+        taken.into_iter().map(|(ticket, _)| ticket).collect()
     }
 
     pub(crate) fn close(&self) {
-        lock(&self.queue).1 = true;
+        lock(&self.queue).closed = true;
         self.changed.notify_all();
     }
 }
@@ -137,13 +158,7 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    fn new() -> Self {
-        let status = Status {
-            phase: Phase::Running,
-            counters: Counters::default(),
-            publishing: 0,
-            error: None,
-        };
+    fn new(status: Status) -> Self {
         Self { status: Mutex::new(status), changed: Condvar::new() }
     }
 

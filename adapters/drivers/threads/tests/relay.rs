@@ -13,11 +13,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
-use twobox::relay::{Counters, InProcess, Message, Phase, Published, Publisher, RelaySettings};
+use twobox::relay::{Counters, Phase, Published, Publisher, RelaySettings};
 use twobox::{
-    Applied, Batch, Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, EventId, Fingerprint,
-    Handled, Inbox, Load, Millis, OrderId, OrderingKey, OutboxRow, Owner, Query, Reader, Reason,
-    Receipt, Record, Request, Rows, Store, Table, Tables, Transaction,
+    Applied, Batch, Body, Claim, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, EventId,
+    EventState, Fingerprint, Handled, InProcess, Inbox, Load, Message, Millis, OrderId,
+    OrderingKey, OutboxRow, Owner, Query, Reader, Reason, Receipt, Request, Rows, Store,
+    StoreError, Table, Tables, Transaction,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -123,16 +124,14 @@ fn commit<S: Store>(store: &S, n: usize, lane: usize, now: Millis) {
         .unwrap();
 }
 
+/// The pending events, in the order of their ids.
 fn outbox<R: Reader>(store: &R) -> Vec<OutboxRow> {
-    let rows = store
-        .view()
-        .unwrap()
-        .load(&Query::Pending { after: None, limit: 10_000 })
-        .unwrap()
-        .into_vec();
-    rows.into_iter()
-        .filter_map(|row| if let Record::Outbox(_, row) = row.record { Some(row) } else { None })
-        .collect()
+    let dump = Dump::of(&mut store.view().unwrap()).unwrap();
+    let pending = dump
+        .events()
+        .into_values()
+        .filter(|(state, _)| matches!(state, EventState::Pending | EventState::Leased));
+    pending.map(|(_, row)| row).collect()
 }
 
 /// A publisher that says what it is asked, and does as it is told.
@@ -371,16 +370,7 @@ fn a_slow_publish_is_renewed_and_not_claimed_by_another() {
         // F3: three leases long, in steps of a sixth. The first must have renewed before the second
         // looks.
         let until = || {
-            let lane = store
-                .view()
-                .unwrap()
-                .load(&Query::Lanes(vec![(key_of(1), 0)]))
-                .unwrap()
-                .into_vec()
-                .pop();
-            let Some(Record::Lane(_, lane)) = lane.map(|lane| lane.record) else {
-                panic!("there is a lane")
-            };
+            let lane = store.view().unwrap().lane(&key_of(1)).unwrap().unwrap();
             lane.lease.unwrap().until
         };
         clock.advance(LEASE / 6);
@@ -557,13 +547,14 @@ enum Fault {
     Commit,
     /// It takes, and the answer is lost.
     CommitTakes,
-    View,
     Panic,
 }
 
 #[derive(Debug, thiserror::Error)]
 #[error("the disk is away")]
 struct Away;
+
+impl StoreError for Away {}
 
 impl Flaky {
     fn set(&self, fault: Option<Fault>) {
@@ -589,7 +580,7 @@ impl Reader for Flaky {
     type Error = Away;
     type View<'a> = FlakyView;
     fn view(&self) -> Result<FlakyView, Away> {
-        self.fails(Fault::View).map(|()| FlakyView(self.store.state()))
+        Ok(FlakyView(self.store.state()))
     }
 }
 
@@ -627,7 +618,7 @@ impl Transaction for FlakyTx<'_> {
 /// and nothing is counted.
 #[test]
 fn a_store_that_fails_is_waited_for() {
-    for fault in [Fault::Begin, Fault::Commit, Fault::CommitTakes, Fault::View, Fault::Panic] {
+    for fault in [Fault::Begin, Fault::Commit, Fault::CommitTakes, Fault::Panic] {
         let (clock, store) = (Clock::default(), Arc::new(Flaky::default()));
         let (publishers, asked, answer) = told(1);
         // A claim that took unnoticed ends with its lease.
@@ -638,12 +629,6 @@ fn a_store_that_fails_is_waited_for() {
         assert_eq!(asked.recv().unwrap(), "e1", "{fault:?}");
         store.set(Some(fault));
         answer.send(Published::Confirmed).unwrap();
-        if fault == Fault::View {
-            // The second is being published already; nothing is read until there is more.
-            answer.send(Published::Confirmed).unwrap();
-            commit(&store.store, 3, 3, clock.now());
-            relay.waker().wake();
-        }
         let away = relay.wait_for(|status| status.phase == Phase::StoreAway);
         assert_eq!(away.phase, Phase::StoreAway, "{fault:?}");
         let said = away.error.unwrap().to_string();
@@ -746,4 +731,111 @@ fn what_makes_no_sense_is_refused() {
     let wrong = RelaySettings { window: 0, ..settings("relay-1") };
     let refused = RelayThread::spawn(store, told(1).0, wrong, || Millis::new(1)).unwrap_err();
     assert!(matches!(refused, SpawnError::Settings(_)), "{refused}");
+}
+
+/// A publisher that likes so many at once, and writes down how many it got.
+struct Batches {
+    told: Told,
+    most: usize,
+    calls: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Publisher for Batches {
+    fn batch(&self) -> usize {
+        self.most
+    }
+
+    fn publish(&mut self, batch: &[Message], now: Millis) -> Vec<Published> {
+        self.calls.lock().unwrap().push(batch.len());
+        self.told.publish(batch, now)
+    }
+}
+
+/// A publisher gets what is ready when it has nothing to do, as many as it likes: 1 if it does not
+/// say.
+#[test]
+fn a_publisher_gets_as_many_as_it_likes() {
+    for (most, wanted) in [(0, vec![1; 10]), (1, vec![1; 10]), (4, vec![4, 4, 2]), (64, vec![10])] {
+        let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
+        (0..10).for_each(|n| commit(&*store, n, n, clock.now()));
+        let (mut publishers, _asked, answer) = told(1);
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let told = publishers.remove(0);
+        let relay = clock.relay(
+            &store,
+            [Batches { told, most, calls: calls.clone() }],
+            settings("relay-1"),
+        );
+        (0..10).for_each(|_| answer.send(Published::Confirmed).unwrap());
+        relay.wait_for(|status| status.counters.confirmed == 10);
+        assert_eq!(*calls.lock().unwrap(), wanted);
+    }
+}
+
+/// A panic counts as failed for the events of its call, and for no others.
+#[test]
+fn a_panic_fails_the_events_of_its_call() {
+    struct Panics(bool);
+    impl Publisher for Panics {
+        fn batch(&self) -> usize {
+            4
+        }
+        fn publish(&mut self, batch: &[Message], _now: Millis) -> Vec<Published> {
+            assert!(!std::mem::take(&mut self.0), "this is part of the test");
+            vec![Published::Confirmed; batch.len()]
+        }
+    }
+    let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
+    (0..10).for_each(|n| commit(&*store, n, n, clock.now()));
+    let relay = clock.relay(&store, [Panics(true)], settings("relay-1"));
+    relay.wait_for(|status| status.counters.confirmed == 6 && status.counters.failed == 4);
+    let end = relay.stop(LEASE).counters;
+    assert_eq!((end.confirmed, end.failed, end.dead), (6, 4, 0));
+}
+
+/// F12: a stop without patience gives up on what has begun, and the rest is released as what it is.
+#[test]
+fn a_stop_gives_up_on_nothing_that_has_not_begun() {
+    let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
+    (0..3).for_each(|n| commit(&*store, n, n, clock.now()));
+    let (publishers, asked, _answer) = told(1);
+    let relay = clock.relay(&store, publishers, settings("relay-1"));
+    assert_eq!(asked.recv().unwrap(), "e0");
+    let end = relay.stop(Duration::ZERO);
+    assert_eq!((end.phase, end.publishing, end.error), (Phase::Stopped, 1, None));
+    let rows = outbox(&*store);
+    assert!(rows.iter().all(|row| (row.starts, row.failures) == (0, 0)), "{rows:?}");
+    assert_eq!(rows.len(), 3);
+}
+
+/// F3: what no worker has begun when its lease is lost is not begun any more.
+#[test]
+fn what_waits_under_a_lost_lease_is_taken_back() {
+    let (clock, store) = (Clock::default(), Arc::new(Flaky::default()));
+    (1..3).for_each(|n| commit(&store.store, n, n, clock.now()));
+    let (publishers, asked, answer) = told(1);
+    let relay = clock.relay(&store, publishers, settings("relay-1"));
+    assert_eq!(asked.recv().unwrap(), "e1");
+    store.set(Some(Fault::Begin));
+    clock.advance(LEASE);
+    relay.wait_for(|status| status.phase == Phase::StoreAway);
+    // Another relay, without the fault, takes both lanes over.
+    let policy = settings("any").policy;
+    let claim = Claim::new(&policy, Owner::new("relay-2").unwrap(), LEASE, 8);
+    let claimed = store.store.run(claim.unwrap(), clock.now()).unwrap();
+    assert_eq!(claimed.leased.len(), 2);
+    store.set(None);
+    let mut rounds = 0;
+    while relay.status().counters.stale < 2 {
+        rounds += 1;
+        assert!(rounds < 1_000, "P6: {:?}", relay.status());
+        clock.advance(LEASE / 6);
+    }
+    // The first goes on, since nobody can break it off; the second never begins.
+    relay.wait_for(|status| status.publishing == 1);
+    answer.send(Published::Confirmed).unwrap();
+    let end = relay.wait_for(|status| status.publishing == 0);
+    assert_eq!((end.counters.confirmed, end.counters.stale), (0, 2));
+    relay.stop(LEASE);
+    assert!(asked.try_recv().is_err(), "P6: it was published without a lease");
 }

@@ -5,20 +5,27 @@
 //! transaction that nobody holds any more is rolled back, also when a future is dropped between two
 //! of them.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 
 use thiserror::Error;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::{RwLock, oneshot};
 use tokio::task::spawn_blocking;
 use twobox::store::asynchronous::{
     AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction,
 };
-use twobox::{Applied, Batch, Load, Query, Reader, Rows, Store, Tables, Transaction};
+use twobox::{
+    Applied, Batch, End, Key, Load, Query, Reader, Rows, RunError, Store, StoreError, Tables,
+    Transaction,
+};
 
 /// A sync store, such as that of redb, as an async one. Its clones are one store: they begin one
 /// transaction at a time, and who comes next waits without a thread. Only within a tokio runtime.
+///
+/// Tasks that run a transition at the same time, as placing an order is one, share a commit where
+/// the store lets callers do so, as that on redb does.
 ///
 /// For rows of your own in the same commit, use the store itself, with [`Blocking::call`].
 ///
@@ -42,7 +49,8 @@ use twobox::{Applied, Batch, Load, Query, Reader, Rows, Store, Tables, Transacti
 /// ```
 pub struct Blocking<S> {
     store: Arc<S>,
-    turn: Arc<Mutex<()>>,
+    /// Held by a transaction that is open; shared by those that begin and end in one call.
+    turn: Arc<RwLock<()>>,
 }
 
 impl<S> Blocking<S> {
@@ -63,8 +71,8 @@ impl<S: Send + Sync + 'static> Blocking<S> {
     /// Does something with the store on a thread that may block. It is done to its end even if the
     /// future is dropped.
     ///
-    /// Calls run side by side, so tasks that place orders in this way share a commit where the
-    /// store lets callers do so, as that on redb does.
+    /// Calls run side by side, so they share a commit where the store lets callers do so, as that
+    /// on redb does.
     ///
     /// # Errors
     ///
@@ -115,44 +123,110 @@ pub enum BlockingError<E> {
     ThreadEnded(#[from] ThreadEnded),
 }
 
+impl<E: StoreError> StoreError for BlockingError<E> {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_conflict())
+    }
+}
+
 type Answer<T, E> = oneshot::Sender<Result<T, E>>;
 
+/// What a store says of a commit.
+type Ended<E> = Result<(), RunError<E, Infallible>>;
+
+/// What a thread is told to do with its view or transaction.
 enum Command<E> {
     Load(Query, Answer<Rows, E>),
     Apply(Batch, Answer<Applied, E>),
+    ApplyThenLoad(Batch, Query, Answer<Result<Rows, Option<Key>>, E>),
+    ApplyAndCommit(Batch, Answer<(), RunError<E, Infallible>>),
     Commit(Answer<(), E>),
+}
+
+impl<E: StoreError> Command<E> {
+    /// Nothing is done of it.
+    fn fail(self, error: E) {
+        match self {
+            Self::Load(_, answer) => drop(answer.send(Err(error))),
+            Self::Apply(_, answer) => drop(answer.send(Err(error))),
+            Self::ApplyThenLoad(_, _, answer) => drop(answer.send(Err(error))),
+            Self::ApplyAndCommit(_, answer) => drop(answer.send(Err(RunError::of(error)))),
+            Self::Commit(answer) => drop(answer.send(Err(error))),
+        }
+    }
+
+    /// Does it in a transaction, which is over with `None`. Whoever does not wait for the answer
+    /// any more is not missed.
+    fn run<X: Transaction<Error = E>>(self, mut tx: X) -> Option<X> {
+        match self {
+            Self::Load(query, answer) => drop(answer.send(tx.load(&query))),
+            Self::Apply(batch, answer) => drop(answer.send(tx.apply(&batch))),
+            Self::ApplyThenLoad(batch, query, answer) => {
+                let rows = match tx.apply(&batch) {
+                    Ok(Applied::Written) => tx.load(&query).map(Ok),
+                    Ok(Applied::Conflict(key)) => Ok(Err(key)),
+                    Err(error) => Err(error),
+                };
+                drop(answer.send(rows));
+            }
+            Self::ApplyAndCommit(batch, answer) => {
+                let ended = match applied(&mut tx, &batch) {
+                    Ok(()) => tx.commit().map_err(RunError::of_commit),
+                    Err(error) => Err(error),
+                };
+                drop(answer.send(ended));
+                return None;
+            }
+            Self::Commit(answer) => {
+                drop(answer.send(tx.commit()));
+                return None;
+            }
+        }
+        Some(tx)
+    }
+}
+
+fn applied<X: Tables>(tx: &mut X, batch: &Batch) -> Ended<X::Error> {
+    match tx.apply(batch).map_err(RunError::of)? {
+        Applied::Written => Ok(()),
+        Applied::Conflict(key) => Err(RunError::Conflict(key)),
+    }
 }
 
 /// The way to a thread that holds a view or a transaction. When it is dropped, the thread drops
 /// that.
-struct Remote<E>(UnboundedSender<Command<E>>);
+struct Remote<E>(Sender<Command<E>>);
 
-impl<E: Send + 'static> Remote<E> {
-    /// Starts `work` on a thread, which says when it has begun and then does as it is told.
-    async fn start(
-        work: impl FnOnce(Answer<(), E>, UnboundedReceiver<Command<E>>) + Send + 'static,
-    ) -> Result<Self, BlockingError<E>> {
-        let (commands, told) = unbounded_channel();
-        let (begun, answer) = oneshot::channel();
-        spawn_blocking(move || work(begun, told));
-        heard(answer).await.map(|()| Self(commands))
+impl<E> Remote<E> {
+    /// Asks, and gives the thread's answer; none if it has ended.
+    async fn ask<T, F>(
+        &self,
+        command: impl FnOnce(Answer<T, F>) -> Command<E>,
+    ) -> Result<Result<T, F>, ThreadEnded> {
+        let (sender, answer) = oneshot::channel();
+        // If the thread has ended, so must the way to the answer, which an error would hold.
+        drop(self.0.send(command(sender)));
+        answer.await.map_err(|_| ThreadEnded)
     }
 
-    async fn ask<T>(
-        &self,
-        command: impl FnOnce(Answer<T, E>) -> Command<E>,
-    ) -> Result<T, BlockingError<E>> {
-        let (sender, answer) = oneshot::channel();
-        // If the thread has ended, so must the way to the answer, which the error of it holds.
-        drop(self.0.send(command(sender)));
-        heard(answer).await
+    async fn load(&self, query: &Query) -> Result<Rows, BlockingError<E>> {
+        told(self.ask(|answer| Command::Load(query.clone(), answer)).await)
     }
 }
 
-async fn heard<T, E>(answer: oneshot::Receiver<Result<T, E>>) -> Result<T, BlockingError<E>> {
-    match answer.await {
-        Ok(answer) => answer.map_err(BlockingError::Store),
-        Err(_) => Err(ThreadEnded.into()),
+fn told<T, E>(answer: Result<Result<T, E>, ThreadEnded>) -> Result<T, BlockingError<E>> {
+    answer?.map_err(BlockingError::Store)
+}
+
+/// How a commit ended. If the thread has ended before it said so, nobody knows whether it took.
+fn ended<E>(answer: Result<Ended<E>, ThreadEnded>) -> Ended<BlockingError<E>> {
+    match answer {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(RunError::Conflict(key))) => Err(RunError::Conflict(key)),
+        Ok(Err(RunError::Store(error))) => Err(RunError::Store(BlockingError::Store(error))),
+        Ok(Err(RunError::Unknown(error))) => Err(RunError::Unknown(BlockingError::Store(error))),
+        Ok(Err(RunError::Refused(never))) => match never {},
+        Err(ended) => Err(RunError::Unknown(ended.into())),
     }
 }
 
@@ -171,14 +245,26 @@ where
 
     async fn view(&self) -> Result<BlockingView<S::Error>, Self::Error> {
         let store = self.store.clone();
-        let work = move |begun: Answer<(), S::Error>,
-                         mut told: UnboundedReceiver<Command<S::Error>>| {
-            let Some(mut view) = begin(store.view(), begun) else { return };
-            while let Some(Command::Load(query, answer)) = told.blocking_recv() {
-                let _dropped = answer.send(view.load(&query));
+        let (commands, commanded) = channel();
+        let (begun, answer) = oneshot::channel();
+        spawn_blocking(move || {
+            let mut view = match store.view() {
+                Ok(view) => view,
+                Err(error) => return drop(begun.send(Err(error))),
+            };
+            // If nobody waits for it any more, nothing is asked of it either.
+            let _opened = begun.send(Ok(()));
+            while let Ok(Command::Load(query, answer)) = commanded.recv() {
+                drop(answer.send(view.load(&query)));
             }
-        };
-        Remote::start(work).await.map(BlockingView)
+        });
+        told(answer.await.map_err(|_| ThreadEnded))?;
+        Ok(BlockingView(Remote(commands)))
+    }
+
+    async fn load_once(&self, query: &Query) -> Result<Rows, Self::Error> {
+        let query = query.clone();
+        told(self.call(move |store| store.view()?.load(&query)).await)
     }
 }
 
@@ -188,66 +274,92 @@ where
 {
     type Tx<'a> = BlockingTransaction<S::Error>;
 
+    /// One trip to a thread instead of three, and it shares its commit.
+    const WRITES_FIRST: bool = true;
+
+    /// What goes wrong as it begins is told by what is asked first.
     async fn begin(&self) -> Result<BlockingTransaction<S::Error>, Self::Error> {
-        let turn = self.turn.clone().lock_owned().await;
+        let turn = self.turn.clone().write_owned().await;
         let store = self.store.clone();
-        let work = move |begun: Answer<(), S::Error>,
-                         mut told: UnboundedReceiver<Command<S::Error>>| {
+        let (commands, commanded) = channel::<Command<S::Error>>();
+        spawn_blocking(move || {
             // The next transaction has to wait until this one is dropped, wherever its future is by
             // then.
             let _turn = turn;
-            let Some(mut tx) = begin(store.begin(), begun) else { return };
-            while let Some(command) = told.blocking_recv() {
-                match command {
-                    Command::Load(query, answer) => drop(answer.send(tx.load(&query))),
-                    Command::Apply(batch, answer) => drop(answer.send(tx.apply(&batch))),
-                    Command::Commit(answer) => {
-                        let _dropped = answer.send(tx.commit());
-                        return;
+            let mut tx = match store.begin() {
+                Ok(tx) => tx,
+                Err(error) => {
+                    if let Ok(command) = commanded.recv() {
+                        command.fail(error);
                     }
+                    return;
+                }
+            };
+            while let Ok(command) = commanded.recv() {
+                match command.run(tx) {
+                    Some(open) => tx = open,
+                    None => return,
                 }
             }
+        });
+        Ok(BlockingTransaction(Remote(commands)))
+    }
+
+    /// With those of other tasks in one commit, where the store lets callers share one.
+    async fn autocommit(&self, batch: &Batch) -> Ended<Self::Error> {
+        // It waits for a transaction that is open without a thread, and not for others of its kind.
+        let turn = self.turn.clone().read_owned().await;
+        let batch = batch.clone();
+        let work = move |store: &S| {
+            let _turn = turn;
+            let work = |tx: &mut S::Tx<'_>| match applied(tx, &batch) {
+                Ok(()) => End::Commit(Ok(())),
+                Err(error) => End::RollBack(Err(error)),
+            };
+            store.transact(work).and_then(|ended| ended)
         };
-        Remote::start(work).await.map(BlockingTransaction)
+        ended(self.call(work).await)
     }
 }
 
-/// Says whether something has begun; `None` if it has not, or nobody waits for it any more.
-fn begin<T, E>(result: Result<T, E>, begun: Answer<(), E>) -> Option<T> {
-    match result {
-        Ok(it) => begun.send(Ok(())).is_ok().then_some(it),
-        Err(error) => {
-            let _dropped = begun.send(Err(error));
-            None
-        }
-    }
-}
-
-impl<E: std::error::Error + Send + 'static> AsyncLoad for BlockingView<E> {
+impl<E: StoreError + Send> AsyncLoad for BlockingView<E> {
     type Error = BlockingError<E>;
 
     async fn load(&mut self, query: &Query) -> Result<Rows, Self::Error> {
-        self.0.ask(|answer| Command::Load(query.clone(), answer)).await
+        self.0.load(query).await
     }
 }
 
-impl<E: std::error::Error + Send + 'static> AsyncLoad for BlockingTransaction<E> {
+impl<E: StoreError + Send> AsyncLoad for BlockingTransaction<E> {
     type Error = BlockingError<E>;
 
     async fn load(&mut self, query: &Query) -> Result<Rows, Self::Error> {
-        self.0.ask(|answer| Command::Load(query.clone(), answer)).await
+        self.0.load(query).await
     }
 }
 
-impl<E: std::error::Error + Send + 'static> AsyncTables for BlockingTransaction<E> {
+impl<E: StoreError + Send> AsyncTables for BlockingTransaction<E> {
     async fn apply(&mut self, batch: &Batch) -> Result<Applied, Self::Error> {
-        self.0.ask(|answer| Command::Apply(batch.clone(), answer)).await
+        told(self.0.ask(|answer| Command::Apply(batch.clone(), answer)).await)
+    }
+
+    async fn apply_then_load(
+        &mut self,
+        batch: &Batch,
+        query: &Query,
+    ) -> Result<Result<Rows, Option<Key>>, Self::Error> {
+        let both = |answer| Command::ApplyThenLoad(batch.clone(), query.clone(), answer);
+        told(self.0.ask(both).await)
     }
 }
 
-impl<E: std::error::Error + Send + 'static> AsyncTransaction for BlockingTransaction<E> {
+impl<E: StoreError + Send> AsyncTransaction for BlockingTransaction<E> {
     async fn commit(self) -> Result<(), Self::Error> {
-        self.0.ask(Command::Commit).await
+        told(self.0.ask(Command::Commit).await)
+    }
+
+    async fn apply_and_commit(self, batch: &Batch) -> Ended<Self::Error> {
+        ended(self.0.ask(|answer| Command::ApplyAndCommit(batch.clone(), answer)).await)
     }
 }
 

@@ -7,15 +7,14 @@
 //! (F12). [`Blocking`] makes an async store of a sync one.
 //!
 //! ```
-//! use std::sync::Arc;
 //! use std::time::Duration;
 //!
 //! use tokio::sync::mpsc;
-//! use twobox::relay::{AsyncPublisher, Message, Phase, Published, RelaySettings};
+//! use twobox::relay::{AsyncPublisher, Phase, Published, RelaySettings};
 //! use twobox::store::asynchronous::AsyncStore;
-//! use twobox::{Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Owner, Reason, Request};
+//! use twobox::{Draft, Message, Millis, Owner, Reason, Request};
 //! use twobox_memory::MemoryStore;
-//! use twobox_tokio::{Blocking, RelayTask, system_clock};
+//! use twobox_tokio::{Blocking, RelayTask};
 //!
 //! struct Broker(mpsc::Sender<String>);
 //! impl AsyncPublisher for Broker {
@@ -33,15 +32,15 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let store = Arc::new(Blocking::new(MemoryStore::new()));
+//! let store = Blocking::new(MemoryStore::new());
 //! let (sender, mut sent) = mpsc::channel(8);
-//! let relay = RelayTask::spawn(store.clone(), Broker(sender), RelaySettings::new(Owner::new("relay-1")?), system_clock)?;
+//! let settings = RelaySettings::new(Owner::new("relay-1")?);
+//! let relay = RelayTask::spawn(store.clone(), Broker(sender), settings, Millis::now)?;
 //! let waker = relay.waker();
 //!
-//! let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
-//! let created = Draft::new("order.created", Body::text("notebook")?)?;
-//! let order = CommitOrder::new(&request, OrderId::new("order-1")?, Body::text("notebook")?, [created])?;
-//! store.run(order, system_clock()).await?;
+//! let request = Request::of("customer-7", "req-001", [("item", "notebook")])?;
+//! let order = request.order("order-1", "{}", Draft::json("order.created", "{}")?)?;
+//! store.run(order, Millis::now()).await?;
 //! waker.wake();
 //!
 //! assert_eq!(sent.recv().await.as_deref(), Some("order-1/1"));
@@ -56,11 +55,12 @@ mod driver;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use twobox::relay::host::stop_by;
 use twobox::relay::{AsyncPublisher, RelayMachine, RelaySettings, Status};
 use twobox::store::asynchronous::AsyncStore;
 use twobox::{Invalid, Millis};
@@ -68,14 +68,6 @@ use twobox::{Invalid, Millis};
 pub use blocking::{Blocking, BlockingError, BlockingTransaction, BlockingView, ThreadEnded};
 
 use driver::Driver;
-
-/// The time of the system's clock, in UTC: the clock of a relay, unless it is given another one. A
-/// time before 1970 is 1970.
-#[must_use]
-pub fn system_clock() -> Millis {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Millis::new(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
 
 /// A clock that shows `start` now and goes with tokio's time, also where that is paused: for tests.
 pub fn tokio_clock(start: Millis) -> impl Fn() -> Millis + Clone + Send + Sync + 'static {
@@ -105,12 +97,13 @@ pub struct RelayTask {
 }
 
 impl RelayTask {
-    /// Starts a relay from a store to a publisher, in the runtime of the caller. Each publish is a
-    /// task of its own with one message, so there are as many at once as [`RelaySettings::window`]
-    /// and the ordering keys allow. All times are those of `clock`: [`system_clock`], or in a test
+    /// Starts a relay from a store to a publisher, in the runtime of the caller. Each call of the
+    /// publisher is a task of its own, with as many messages as it
+    /// [likes](AsyncPublisher::batch), so there are as many at once as [`RelaySettings::window`]
+    /// and the ordering keys allow. All times are those of `clock`: [`Millis::now`], or in a test
     /// [`tokio_clock`].
     ///
-    /// A publisher that panics counts as failed for that event.
+    /// A publisher that panics counts as failed for the events that it was called with.
     ///
     /// # Errors
     ///
@@ -120,7 +113,7 @@ impl RelayTask {
     ///
     /// Outside of a tokio runtime with time enabled.
     pub fn spawn<S, P>(
-        store: Arc<S>,
+        store: S,
         publisher: P,
         settings: RelaySettings,
         clock: impl Fn() -> Millis + Send + Sync + 'static,
@@ -135,13 +128,7 @@ impl RelayTask {
             stop_by: watch::Sender::new(None),
             clock: Box::new(clock),
         });
-        let first = Status {
-            phase: machine.phase(),
-            counters: machine.counters(),
-            publishing: 0,
-            error: None,
-        };
-        let (sender, status) = watch::channel(first);
+        let (sender, status) = watch::channel(machine.status());
         let task =
             tokio::spawn(Driver::new(store, publisher, machine, control.clone(), sender).run());
         Ok(Self { control, status, task })
@@ -178,9 +165,7 @@ impl RelayTask {
     /// so it may come twice (P9). Of several calls the least patient counts.
     pub fn request_stop(&self, patience: Duration) {
         let until = self.control.now() + patience;
-        self.control
-            .stop_by
-            .send_modify(|there| *there = Some(there.map_or(until, |there| there.min(until))));
+        self.control.stop_by.send_modify(|there| *there = Some(stop_by(*there, until)));
     }
 
     /// Waits until the relay has stopped. If it was not told to, that is for ever. If this is
@@ -234,3 +219,8 @@ impl fmt::Debug for Waker {
         f.debug_struct("Waker").finish_non_exhaustive()
     }
 }
+
+/// The README, whose example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

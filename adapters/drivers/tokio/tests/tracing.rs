@@ -11,9 +11,9 @@ use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use twobox::relay::{AsyncPublisher, Message, Published, RelaySettings};
+use twobox::relay::{AsyncPublisher, Published, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Owner, Reason, Request, Store,
+    Body, CommitOrder, Draft, Fingerprint, Message, Millis, OrderId, Owner, Reason, Request, Store,
 };
 use twobox_memory::MemoryStore;
 use twobox_tokio::{Blocking, RelayTask, tokio_clock};

@@ -31,9 +31,13 @@ use core::ops::Bound;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use spin::{Mutex, MutexGuard};
 use twobox::{
-    Applied, Batch, Change, EventId, IndexEntry, Key, Load, Millis, OrderingKey, Query, Reader,
-    Record, Revision, Rows, Store, Stored, Table, Tables, Transaction,
+    Applied, Batch, CallState, Delivery, Due, EventId, EventRow, EventState, Finished, InboxState,
+    IndexEntry, Key, Lane, Load, Millis, OrderingKey, Query, Reader, Record, Rows, Stats, Store,
+    Stored, Table, Tables, Transaction, Write,
 };
+
+/// A purge looks at no more than so many rows for each that it may remove.
+const LOOKS: usize = 16;
 
 /// A store in memory.
 #[derive(Debug, Default)]
@@ -47,8 +51,9 @@ pub struct MemoryStore {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct State {
     tables: [RedBlackTreeMapSync<Key, Stored>; Table::ALL.len()],
-    due: RedBlackTreeSetSync<(Millis, OrderingKey)>,
-    pending: RedBlackTreeMapSync<(OrderingKey, u64), EventId>,
+    /// The key is never `None`, which stands before all of them.
+    due: RedBlackTreeSetSync<(Millis, Option<OrderingKey>)>,
+    places: RedBlackTreeMapSync<(OrderingKey, u64), EventId>,
     dead: RedBlackTreeSetSync<EventId>,
 }
 
@@ -129,82 +134,27 @@ impl Load for State {
     type Error = Infallible;
 
     fn load(&mut self, query: &Query) -> Result<Rows, Infallible> {
-        let mut rows = Rows::default();
-        match query {
+        Ok(match query {
             Query::Rows(keys) => {
-                keys.as_slice()
-                    .iter()
-                    .filter_map(|key| self.get(key))
-                    .for_each(|stored| rows.push(stored.clone()));
+                let rows = keys.as_slice().iter().filter_map(|key| self.get(key));
+                Rows::of(rows.cloned().collect())
             }
-            Query::Due { now, lanes, run, events } => {
-                for (given, (due, lane)) in self.due.iter().take(*lanes).enumerate() {
-                    if rows.as_slice().len() - given >= *events {
-                        break;
-                    }
-                    self.push_lane(lane, if due <= now { *run } else { 0 }, &mut rows);
-                    if due > now {
-                        break;
-                    }
-                }
-            }
-            Query::Lanes(lanes) => {
-                lanes.iter().for_each(|(lane, run)| self.push_lane(lane, *run, &mut rows));
-            }
-            Query::Deliveries { events, run } => {
-                let found = events.iter().filter_map(|id| self.get(&Key::Outbox(id.clone())));
-                found.for_each(|stored| rows.push(stored.clone()));
-                let mut lanes: Vec<OrderingKey> =
-                    rows.as_slice().iter().filter_map(lane_of).collect();
-                lanes.sort_unstable();
-                lanes.dedup();
-                lanes.iter().for_each(|lane| self.push_lane(lane, *run, &mut rows));
-            }
-            Query::Pending { after, limit } => {
-                let start = after.as_ref().map_or(Bound::Unbounded, |(lane, sequence, _)| {
-                    Bound::Included((lane.clone(), *sequence))
-                });
-                // Only the first can stand at the place itself, and then its id decides.
-                let is_after = |place: &(OrderingKey, u64), id: &EventId| {
-                    after.as_ref().is_none_or(|(lane, sequence, after)| {
-                        (&place.0, place.1, id) > (lane, *sequence, after)
-                    })
-                };
-                let pending = self
-                    .pending
-                    .range((start, Bound::Unbounded))
-                    .filter(|(place, id)| is_after(place, id));
-                let mut last: Option<&OrderingKey> = None;
-                for ((lane, _), id) in pending.take(*limit) {
-                    if last != Some(lane) {
-                        self.push_lane(lane, 0, &mut rows);
-                        last = Some(lane);
-                    }
-                    self.get(&Key::Outbox(id.clone()))
-                        .into_iter()
-                        .for_each(|stored| rows.push(stored.clone()));
-                }
-            }
+            Query::Due(due) => Rows { lanes: self.due(due), ..Rows::default() },
+            Query::Deliveries { events, run } => self.deliveries(events, *run),
             Query::Dead { after, limit } => {
                 let after = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
                 let dead = self.dead.range::<EventId, _>((after, Bound::Unbounded)).take(*limit);
-                dead.filter_map(|id| self.get(&Key::Outbox(id.clone())))
-                    .for_each(|stored| rows.push(stored.clone()));
+                let deliveries = dead.map(|id| self.delivery(id, false)).collect();
+                Rows { deliveries, ..Rows::default() }
             }
+            Query::Finished(finished) => self.finished(finished),
+            Query::Stats { now } => Rows { stats: self.counted(*now), ..Rows::default() },
             Query::Walk { table, after, limit } => {
-                let after = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-                let walked = self.tables[*table as usize]
-                    .range::<Key, _>((after, Bound::Unbounded))
-                    .take(*limit);
-                walked.for_each(|(_, stored)| rows.push(stored.clone()));
+                let rows = self.after(*table, after.as_ref()).take(*limit);
+                Rows::of(rows.cloned().collect())
             }
-        }
-        Ok(rows)
+        })
     }
-}
-
-fn lane_of(stored: &Stored) -> Option<OrderingKey> {
-    if let Record::Outbox(_, row) = &stored.record { Some(row.lane.clone()) } else { None }
 }
 
 impl State {
@@ -212,41 +162,185 @@ impl State {
         self.tables[key.table() as usize].get(key)
     }
 
-    /// Answers with a lane and its first pending events.
-    fn push_lane(&self, lane: &OrderingKey, run: usize, rows: &mut Rows) {
-        let Some(stored) = self.get(&Key::Lane(lane.clone())) else { return };
-        rows.push(stored.clone());
-        let pending = self.pending.range((lane.clone(), 0)..=(lane.clone(), u64::MAX)).take(run);
-        pending
-            .filter_map(|(_, id)| self.get(&Key::Outbox(id.clone())))
-            .for_each(|stored| rows.push(stored.clone()));
+    /// The rows of a table after a key.
+    fn after(&self, table: Table, after: Option<&Key>) -> impl Iterator<Item = &Stored> {
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.tables[table as usize].range::<Key, _>((after, Bound::Unbounded)).map(|(_, row)| row)
+    }
+
+    /// How an event stands, which must be there.
+    fn delivery(&self, id: &EventId, envelope: bool) -> Delivery {
+        let Some(Record::Event(event)) = self.get(&Key::Event(id.clone())).map(|row| &row.record)
+        else {
+            unreachable!("the index leads to event {id}, which is not there");
+        };
+        self.delivery_of(event.clone(), envelope)
+    }
+
+    fn delivery_of(&self, event: EventRow, envelope: bool) -> Delivery {
+        let key = Key::Outbox(event.event.id.clone());
+        let outbox = self.get(&key).and_then(|stored| match &stored.record {
+            Record::Outbox(_, row) => Some((row.clone(), stored.revision)),
+            Record::Request(..)
+            | Record::Order(..)
+            | Record::Event(_)
+            | Record::Lane(..)
+            | Record::Inbox(..)
+            | Record::Effect(..)
+            | Record::Position(..)
+            | Record::Call(..) => None,
+        });
+        Delivery::new(event, outbox, envelope)
+    }
+
+    /// A lane without events, which must be there.
+    fn lane(&self, key: &OrderingKey) -> Lane {
+        let stored = self.get(&Key::Lane(key.clone()));
+        let Some(Stored { record: Record::Lane(key, row), revision }) = stored else {
+            unreachable!("an event or the index leads to lane {key}, which is not there");
+        };
+        let (key, row, revision) = (key.clone(), row.clone(), *revision);
+        Lane { key, row, revision, pending: Vec::new() }
+    }
+
+    /// The pending events of a lane, in the order of their sequence.
+    fn pending(&self, lane: &Lane, envelope: bool) -> impl Iterator<Item = Delivery> {
+        let from = (lane.key.clone(), lane.row.head);
+        let places = self.places.range(from..=(lane.key.clone(), u64::MAX));
+        let at = places.map(move |((_, sequence), id)| (*sequence, self.delivery(id, envelope)));
+        let row = lane.row.clone();
+        at.filter(move |(sequence, delivery)| {
+            let state = EventState::of(&row, &delivery.row);
+            let pending = matches!(state, EventState::Pending | EventState::Leased);
+            pending && delivery.row.sequence == *sequence
+        })
+        .map(|(_, delivery)| delivery)
+    }
+
+    fn due(&self, Due { now, floor, lanes, run, events, bytes }: &Due) -> Vec<Lane> {
+        let mut found = Vec::with_capacity(self.due.size().min(*lanes));
+        let (mut events, mut bytes) = (*events, *bytes);
+        let start = (*floor, None);
+        let lane_of = |(due, key): &(Millis, Option<OrderingKey>)| (*due, key.clone());
+        for (due, key) in self.due.range(start..).map(lane_of).take(*lanes) {
+            let Some(key) = key.filter(|_| events > 0 && bytes > 0 && due < Millis::MAX) else {
+                break;
+            };
+            let mut lane = self.lane(&key);
+            if due > *now {
+                found.push(lane);
+                break;
+            }
+            let most = usize::try_from(lane.row.pending_at_most()).unwrap_or(usize::MAX);
+            let mut pending = Vec::with_capacity(most.min(*run));
+            for delivery in self.pending(&lane, true).take(*run) {
+                let size = delivery.event.as_ref().map_or(0, |event| event.body.bytes().len());
+                pending.push(delivery);
+                bytes = bytes.saturating_sub(size);
+                if bytes == 0 {
+                    break;
+                }
+            }
+            events = events.saturating_sub(pending.len());
+            lane.pending = pending;
+            found.push(lane);
+        }
+        found
+    }
+
+    fn deliveries(&self, events: &[EventId], run: usize) -> Rows {
+        let there = events.iter().filter(|id| self.get(&Key::Event((*id).clone())).is_some());
+        let deliveries: Vec<Delivery> = there.map(|id| self.delivery(id, false)).collect();
+        let mut keys: Vec<_> = deliveries.iter().map(|next| next.row.lane.clone()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let lane = |key| {
+            let lane = self.lane(key);
+            Lane { pending: self.pending(&lane, false).take(run).collect(), ..lane }
+        };
+        Rows { deliveries, lanes: keys.iter().map(lane).collect(), ..Rows::default() }
+    }
+
+    fn finished(&self, Finished { table, until, after, limit }: &Finished) -> Rows {
+        let mut found = Rows::default();
+        let mut last: Option<&Stored> = None;
+        for (looked, stored) in self.after(*table, after.as_ref()).enumerate() {
+            let full = found.rows.len() + found.deliveries.len() == *limit;
+            if full || looked == limit.saturating_mul(LOOKS) {
+                found.next = last.map(|stored| stored.record.key());
+                break;
+            }
+            last = Some(stored);
+            let since = match &stored.record {
+                Record::Request(_, row) => row.placed.as_ref().map(|placed| placed.at),
+                Record::Order(_, row) => Some(row.committed_at),
+                Record::Lane(key, row) => {
+                    let places = (key.clone(), 0)..=(key.clone(), u64::MAX);
+                    let empty = self.places.range(places).next().is_none();
+                    (empty && row.index_due().is_none()).then_some(row.changed_at)
+                }
+                Record::Inbox(_, _, row) => (row.state == InboxState::Applied).then_some(row.at),
+                Record::Position(_, _, row) => Some(row.at),
+                Record::Call(_, _, row) => (row.state == CallState::Done).then_some(row.at),
+                Record::Event(row) => {
+                    // None is confirmed before it is committed.
+                    let outbox = Key::Outbox(row.event.id.clone());
+                    if row.event.time > *until && self.get(&outbox).is_none() {
+                        continue;
+                    }
+                    let delivery = self.delivery_of(row.clone(), false);
+                    let lane = self.lane(&delivery.row.lane);
+                    let since = EventState::of(&lane.row, &delivery.row);
+                    let since = since.finished_since(row.event.time);
+                    if since.is_some_and(|since| since <= *until) {
+                        found.deliveries.push(delivery);
+                    }
+                    None
+                }
+                Record::Outbox(..) | Record::Effect(..) => None,
+            };
+            if since.is_some_and(|since| since <= *until) {
+                found.rows.push(stored.clone());
+            }
+        }
+        found
+    }
+
+    fn counted(&self, now: Millis) -> Stats {
+        let mut stats = Stats::default();
+        for key in self.due.iter().filter_map(|(_, key)| key.as_ref()) {
+            let lane = self.lane(key);
+            let pending: Vec<Delivery> = self.pending(&lane, false).collect();
+            stats.add_lane(now, &lane.row, pending.iter().map(|delivery| &delivery.row));
+        }
+        self.dead.iter().for_each(|id| stats.add_dead(&self.delivery(id, false).row));
+        stats
     }
 
     fn apply(&mut self, batch: &Batch) -> Applied {
         for change in batch.changes() {
             let key = change.key();
-            let found: Option<Revision> = self.get(&key).map(|stored| stored.revision);
-            if !change.expect().holds(found) {
-                return Applied::Conflict(key);
+            if change.on(self.get(&key)).is_none() {
+                return Applied::Conflict(Some(key));
             }
         }
         for change in batch.changes() {
             let key = change.key();
-            if let Some(entry) = self.get(&key).and_then(|stored| stored.record.index_entry()) {
+            let found = self.get(&key);
+            // Each key is named once, so what its guard finds is what it found above.
+            let Some(write) = change.on(found) else { unreachable!("{key} has changed") };
+            if let Some(entry) = found.and_then(|stored| stored.record.index_entry()) {
                 self.remove_entry(entry);
             }
             let table = &mut self.tables[key.table() as usize];
-            match change {
-                Change::Put { expect, record } => {
-                    table.insert_mut(
-                        key,
-                        Stored { record: record.clone(), revision: expect.written() },
-                    );
-                    if let Some(entry) = record.index_entry() {
-                        self.insert_entry(entry);
-                    }
+            match write {
+                Write::Put(record, revision) => {
+                    let stored = Stored { record: record.into_owned(), revision };
+                    let entry = stored.record.index_entry();
+                    table.insert_mut(key, stored);
+                    entry.into_iter().for_each(|entry| self.insert_entry(entry));
                 }
-                Change::Delete { .. } => {
+                Write::Remove => {
                     table.remove_mut(&key);
                 }
             }
@@ -256,19 +350,22 @@ impl State {
 
     fn insert_entry(&mut self, entry: IndexEntry) {
         match entry {
-            IndexEntry::Due(due, lane) => self.due.insert_mut((due, lane)),
-            IndexEntry::Pending(lane, sequence, id) => {
-                self.pending.insert_mut((lane, sequence), id);
-            }
+            IndexEntry::Due(due, lane) => self.due.insert_mut((due, Some(lane))),
+            IndexEntry::Place(lane, sequence, id) => self.places.insert_mut((lane, sequence), id),
             IndexEntry::Dead(id) => self.dead.insert_mut(id),
         }
     }
 
     fn remove_entry(&mut self, entry: IndexEntry) {
         match entry {
-            IndexEntry::Due(due, lane) => self.due.remove_mut(&(due, lane)),
-            IndexEntry::Pending(lane, sequence, _) => self.pending.remove_mut(&(lane, sequence)),
+            IndexEntry::Due(due, lane) => self.due.remove_mut(&(due, Some(lane))),
+            IndexEntry::Place(lane, sequence, _) => self.places.remove_mut(&(lane, sequence)),
             IndexEntry::Dead(id) => self.dead.remove_mut(&id),
         };
     }
 }
+
+/// The README, whose example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

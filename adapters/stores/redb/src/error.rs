@@ -150,6 +150,8 @@ pub enum RedbError {
     Redb(Arc<redb::Error>),
 }
 
+impl twobox::StoreError for RedbError {}
+
 impl From<StorageFailure> for RedbError {
     fn from(error: StorageFailure) -> Self {
         Self::Io(Arc::new(error))

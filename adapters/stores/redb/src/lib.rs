@@ -78,6 +78,7 @@
 //! ```
 
 #![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 extern crate alloc;
 
@@ -98,12 +99,9 @@ use redb::{
 };
 use self_cell::self_cell;
 use spin::Mutex;
-use twobox::{
-    Applied, Batch, Load, Millis, Query, Reader, Rows, RunError, Stepped, Store, Tables,
-    Transaction, Transition,
-};
+use twobox::{Applied, Batch, Load, Query, Reader, Rows, Seen, Store, Tables, Transaction};
 #[cfg(feature = "std")]
-use {core::convert::Infallible, redb::ReadOnlyDatabase, twobox::End};
+use {core::convert::Infallible, redb::ReadOnlyDatabase, twobox::End, twobox::RunError};
 
 pub use error::RedbError;
 pub use open::RedbOptions;
@@ -370,20 +368,24 @@ impl Load for RedbTransaction {
     }
 }
 
+impl RedbTransaction {
+    fn write(&mut self, batch: &Batch, seen: Option<&Seen<'_>>) -> Result<Applied, RedbError> {
+        let applied = self.with_tables(|tables, broken| apply(tables, batch, seen, broken));
+        if !matches!(applied, Ok(Applied::Conflict(_))) {
+            *self.wrote.get_mut() = true;
+            *self.durable.get_mut() |= !batch.may_be_lost();
+        }
+        applied
+    }
+}
+
 impl Tables for RedbTransaction {
     fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
-        *self.wrote.get_mut() = true;
-        *self.durable.get_mut() = true;
-        self.with_tables(|tables, broken| apply(tables, batch, broken))
+        self.write(batch, None)
     }
 
-    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, RedbError> {
-        let stepped = self.with_tables(|tables, broken| step(tables, transition, now, broken));
-        if *self.broken.get_mut() || stepped.as_ref().is_ok_and(|step| step.wrote) {
-            *self.wrote.get_mut() = true;
-            *self.durable.get_mut() |= !transition.may_be_lost();
-        }
-        stepped
+    fn apply_seen(&mut self, batch: &Batch, seen: &Seen<'_>) -> Result<Applied, RedbError> {
+        self.write(batch, Some(seen))
     }
 }
 
@@ -433,19 +435,22 @@ impl Load for Lent<'_> {
     }
 }
 
-impl Tables for Lent<'_> {
-    fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
+impl Lent<'_> {
+    fn write(&mut self, batch: &Batch, seen: Option<&Seen<'_>>) -> Result<Applied, RedbError> {
         let mut tables = Opened::new(self.tx);
-        let applied = apply(&mut tables, batch, &mut self.broken)?;
+        let applied = apply(&mut tables, batch, seen, &mut self.broken)?;
         tables::flush(&mut tables, &mut self.broken)?;
         Ok(applied)
     }
+}
 
-    fn step<T: Transition>(&mut self, transition: &T, now: Millis) -> Stepped<T, RedbError> {
-        let mut tables = Opened::new(self.tx);
-        let stepped = step(&mut tables, transition, now, &mut self.broken)?;
-        tables::flush(&mut tables, &mut self.broken).map_err(RunError::Store)?;
-        Ok(stepped)
+impl Tables for Lent<'_> {
+    fn apply(&mut self, batch: &Batch) -> Result<Applied, RedbError> {
+        self.write(batch, None)
+    }
+
+    fn apply_seen(&mut self, batch: &Batch, seen: &Seen<'_>) -> Result<Applied, RedbError> {
+        self.write(batch, Some(seen))
     }
 }
 
@@ -453,27 +458,15 @@ impl Tables for Lent<'_> {
 fn apply(
     tables: &mut Opened<'_, WriteTransaction>,
     batch: &Batch,
+    seen: Option<&Seen<'_>>,
     broken: &mut bool,
 ) -> Result<Applied, RedbError> {
     if *broken {
         return Err(RedbError::Broken);
     }
-    let applied = tables::apply(tables, batch);
+    let applied = tables::apply(tables, batch, seen);
     *broken = applied.is_err();
     applied
-}
-
-/// Runs a transition, and none once a batch has failed.
-fn step<T: Transition>(
-    tables: &mut Opened<'_, WriteTransaction>,
-    transition: &T,
-    now: Millis,
-    broken: &mut bool,
-) -> Stepped<T, RedbError> {
-    if *broken {
-        return Err(RunError::Store(RedbError::Broken));
-    }
-    tables::step(tables, broken, transition, now)
 }
 
 /// redb's own types have nothing to show.
@@ -490,3 +483,8 @@ macro_rules! debug_by_name {
 debug_by_name!(RedbView, RedbTransaction, Lent<'_>);
 #[cfg(feature = "std")]
 debug_by_name!(Group, RedbReader);
+
+/// The README, whose example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

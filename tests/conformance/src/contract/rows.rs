@@ -1,9 +1,10 @@
 //! Rows to fill a store with.
 
 use twobox::{
-    Body, CallRow, CallState, Consumer, DeliveryState, Digest, Event, EventId, EventType,
+    Body, CallRow, CallState, Consumer, DeliveryState, Digest, Event, EventId, EventRow, EventType,
     Fingerprint, Headers, InboxRow, InboxState, LaneRow, Lease, Millis, OrderId, OrderRow,
-    OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reason, Record, RequestKey, RequestRow,
+    OrderingKey, OutboxRow, Owner, PlacedOrder, PositionRow, Reason, Record, RequestKey,
+    RequestRow,
 };
 
 use crate::failure::Failure;
@@ -14,7 +15,7 @@ fn invalid(invalid: twobox::Invalid) -> Failure {
     Failure::new(invalid)
 }
 
-pub(super) fn body(bytes: impl AsRef<[u8]>) -> Made<Body> {
+pub(crate) fn body(bytes: impl AsRef<[u8]>) -> Made<Body> {
     Body::new("application/octet-stream", bytes).map_err(invalid)
 }
 
@@ -27,7 +28,7 @@ pub(super) fn request(scope: &str, id: &str) -> Made<Record> {
     Ok(Record::Request(RequestKey::new(scope, id).map_err(invalid)?, row))
 }
 
-pub(super) fn order(id: &str, body: Body) -> Made<Record> {
+pub(crate) fn order(id: &str, body: Body) -> Made<Record> {
     let request = RequestKey::new("shop", "req-001").map_err(invalid)?;
     Ok(Record::Order(
         OrderId::new(id).map_err(invalid)?,
@@ -35,17 +36,23 @@ pub(super) fn order(id: &str, body: Body) -> Made<Record> {
     ))
 }
 
+/// An event in a lane of its own.
 pub(super) fn event(id: &str, body: Body) -> Made<Record> {
-    Ok(Record::Event(Event {
+    event_in(id, "customer-7", 1, body)
+}
+
+pub(super) fn event_in(id: &str, lane: &str, sequence: u64, body: Body) -> Made<Record> {
+    let event = Event {
         id: EventId::new(id).map_err(invalid)?,
         order: OrderId::new("order:req-001").map_err(invalid)?,
         event_type: EventType::new("order.created").map_err(invalid)?,
         schema_version: 1,
-        ordering_key: OrderingKey::new("customer-7").map_err(invalid)?,
+        ordering_key: OrderingKey::new(lane).map_err(invalid)?,
         time: Millis::new(9),
         headers: Headers::new(),
         body,
-    }))
+    };
+    Ok(Record::Event(EventRow { event, sequence, due: Millis::new(10) }))
 }
 
 pub(super) fn outbox(id: &str, lane: &str, sequence: u64, state: DeliveryState) -> Made<Record> {
@@ -59,6 +66,7 @@ pub(super) fn outbox(id: &str, lane: &str, sequence: u64, state: DeliveryState) 
         failures: 1,
         state,
         reason: None,
+        moved: false,
     };
     Ok(Record::Outbox(EventId::new(id).map_err(invalid)?, row))
 }
@@ -66,6 +74,7 @@ pub(super) fn outbox(id: &str, lane: &str, sequence: u64, state: DeliveryState) 
 pub(super) fn lane(key: &str, due: Option<Millis>) -> Made<Record> {
     let row = LaneRow {
         next: 9,
+        head: 4,
         confirmed: 3,
         due,
         starts: 1,
@@ -122,11 +131,11 @@ pub(super) fn call(consumer: &str, id: &str, state: CallState) -> Made<Record> {
 }
 
 /// One row for each table, in the order of the tables.
-pub(super) fn one_of_each(name: &str) -> Made<Vec<Record>> {
+pub(crate) fn one_of_each(name: &str) -> Made<Vec<Record>> {
     Ok(vec![
         request("shop", name)?,
         order(name, body("an order")?)?,
-        event(name, body("an event")?)?,
+        event_in(name, name, 1, body("an event")?)?,
         outbox(name, name, 1, DeliveryState::Pending)?,
         lane(name, Some(Millis::new(10)))?,
         inbox("loyalty", name, InboxState::Applied)?,
@@ -146,7 +155,7 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
         let placed = events.map(|count| {
             let events =
                 (1..=count).map(|n| id(&format!("{name}/{n}"))).collect::<Made<Vec<_>>>()?;
-            Ok::<_, Failure>(Placed {
+            Ok::<_, Failure>(PlacedOrder {
                 order: OrderId::new(name).map_err(invalid)?,
                 events,
                 at: now,
@@ -154,23 +163,28 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
         });
         records.push(Record::Request(key, RequestRow { placed: placed.transpose()?, ..row }));
     }
+    records.push(lane("lane", Some(now))?);
     let states = [
-        DeliveryState::Pending,
-        DeliveryState::Confirmed(now),
-        DeliveryState::Dead(now),
-        DeliveryState::Discarded(now),
-        DeliveryState::Cancelled(now),
+        ("pending", DeliveryState::Pending),
+        ("dead", DeliveryState::Dead(now)),
+        ("discarded", DeliveryState::Discarded(now)),
+        ("cancelled", DeliveryState::Cancelled(now)),
     ];
-    for (n, state) in (1..).zip(states) {
-        for (with, reason) in [("without", None), ("with", Some(Reason::new("the broker failed")))]
+    for (n, (name, state)) in (1..).zip(states) {
+        for (m, (with, reason)) in
+            (0..).zip([("without", None), ("with", Some(Reason::new("the broker failed")))])
         {
-            let sequence = if reason.is_some() { n } else { n + 100 };
-            let Record::Outbox(id, row) =
-                outbox(&format!("{} {with}", state.name()), "lane", sequence, state)?
-            else {
-                continue;
-            };
-            records.push(Record::Outbox(id, OutboxRow { reason, ..row }));
+            for moved in [false, true] {
+                let name = format!("{name} {with} {moved}");
+                let sequence = 2 * (2 * n + m) + u64::from(moved);
+                records.push(event_in(&name, "lane", sequence, body("an event")?)?);
+                let place = if moved { sequence + 1_000 } else { sequence };
+                let Record::Outbox(id, row) = outbox(&name, "lane", place, state)? else {
+                    continue;
+                };
+                records
+                    .push(Record::Outbox(id, OutboxRow { reason: reason.clone(), moved, ..row }));
+            }
         }
     }
     let lease = Lease { owner: Owner::new("relay-1").map_err(invalid)?, until: now, through: 4 };
@@ -203,10 +217,28 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
     for n in 0..Headers::MAX {
         headers = headers.with(format!("name-{n:02}"), "v".repeat(1024)).map_err(invalid)?;
     }
-    for (name, headers) in [("none", Headers::new()), ("full", headers)] {
-        if let Record::Event(event) = event(name, body("an event")?)? {
-            records.push(Record::Event(Event { headers, schema_version: u32::MAX, ..event }));
+    records.push(lane("headers", Some(now))?);
+    for (n, (name, headers)) in (1..).zip([("none", Headers::new()), ("full", headers)]) {
+        if let Record::Event(row) = event_in(name, "headers", n, body("an event")?)? {
+            let event = Event { headers, schema_version: u32::MAX, ..row.event };
+            records.push(Record::Event(EventRow { event, ..row }));
         }
+    }
+    Ok(records)
+}
+
+/// Rows of the receiver and requests that a purge may remove, and some that it may not.
+pub(super) fn finished(name: &str) -> Made<Vec<Record>> {
+    let mut records = vec![
+        inbox("mailing", name, InboxState::Failing)?,
+        inbox("points", name, InboxState::Poisoned)?,
+        call("mailing", name, CallState::Done)?,
+        call("points", name, CallState::Unknown)?,
+    ];
+    if let Record::Request(key, row) = request("market", name)? {
+        let order = OrderId::new(name).map_err(invalid)?;
+        let placed = Some(PlacedOrder { order, events: Vec::new(), at: Millis::new(8) });
+        records.push(Record::Request(key, RequestRow { placed, ..row }));
     }
     Ok(records)
 }

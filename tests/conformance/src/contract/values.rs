@@ -2,13 +2,13 @@
 //! their limits (F19).
 
 use twobox::{
-    CallRow, CallState, DeliveryState, Event, EventId, InboxRow, InboxState, LaneRow, Lease, Load,
-    Millis, OrderingKey, OutboxRow, Owner, PositionRow, Query, Reader, Reason, Record, Revision,
-    Stored,
+    CallRow, CallState, DeliveryState, Due, Event, EventId, EventRow, InboxRow, InboxState,
+    LaneRow, Lease, Load, Millis, OutboxRow, Owner, PositionRow, Query, Reader, Reason, Record,
+    Revision, Stored,
 };
 
-use super::{committed, fill, rows, same};
-use crate::failure::Failure;
+use super::{committed, fill, load, rows, same};
+use crate::failure::{Failure, ensure};
 use crate::harness::Harness;
 
 /// Writes the records and finds them again, one by one and all together, before and after a crash.
@@ -26,7 +26,7 @@ fn come_back<H: Harness>(what: &str, records: &[Record]) -> Result<(), Failure> 
         let mut view = harness.store().view().map_err(Failure::store)?;
         for row in &right {
             let key = row.record.key();
-            let found = view.load(&Query::rows([key.clone()])).map_err(Failure::store)?.into_vec();
+            let found = load(&mut view, &Query::rows([key.clone()]))?.rows;
             same(&format!("{what}, {when}, {key}"), &found, std::slice::from_ref(row))?;
         }
         drop(view);
@@ -59,6 +59,7 @@ pub fn any_bytes_in_bodies<H: Harness>() -> Result<(), Failure> {
         let records = [
             rows::order(&name, rows::body(bytes)?)?,
             rows::event(&name, rows::body(bytes)?)?,
+            rows::lane("customer-7", None)?,
             rows::effect("loyalty", &name, rows::body(bytes)?)?,
         ];
         come_back::<H>(&format!("a body of {} bytes", bytes.len()), &records)?;
@@ -132,9 +133,9 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
         records.push(rows::request("shop", name)?);
         records.push(rows::request(name, "shop")?);
         records.push(rows::order(name, rows::body("an order")?)?);
-        records.push(rows::event(name, rows::body("an event")?)?);
+        records.push(rows::event_in(name, name, n + 3, rows::body("an event")?)?);
         records.push(rows::lane(name, Some(Millis::new(n)))?);
-        records.push(rows::outbox(name, name, n, DeliveryState::Pending)?);
+        records.push(rows::outbox(name, name, n + 3, DeliveryState::Pending)?);
         records.push(rows::inbox("loyalty", name, InboxState::Applied)?);
         records.push(rows::inbox(name, "loyalty", InboxState::Applied)?);
         records.push(rows::effect("loyalty", name, rows::body("an effect")?)?);
@@ -142,7 +143,9 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
         records.push(rows::position(name, "customer-7")?);
         records.push(rows::call("loyalty", name, CallState::Done)?);
     }
-    records.push(rows::event(&fill_up("語", EventId::MAX), rows::body("an event")?)?);
+    records.push(rows::lane("the longest", Some(Millis::new(1)))?);
+    let longest = fill_up("語", EventId::MAX);
+    records.push(rows::event_in(&longest, "the longest", 4, rows::body("an event")?)?);
     // Keys of two parts: the same text when the parts are put together.
     for (first, second) in
         [("a", "b/c"), ("a/b", "c"), ("ab", "c"), ("a", "bc"), ("ab ", "c"), ("ab", " c")]
@@ -160,29 +163,24 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
     fill(&harness, &records)?;
     let mut view = harness.store().view().map_err(Failure::store)?;
     for name in &names {
-        let lane = OrderingKey::new(name).map_err(Failure::new)?;
-        let found = view.load(&Query::Lanes(vec![(lane, 10)])).map_err(Failure::store)?.into_vec();
-        let right: Vec<Stored> = records
+        let id = EventId::new(name).map_err(Failure::new)?;
+        let query = Query::Deliveries { events: vec![id], run: 10 };
+        let found = view.load(&query).map_err(Failure::load(&query))?;
+        let found: Vec<_> = found
+            .lanes
             .iter()
-            .filter(|record| match record {
-                Record::Lane(key, _) => key.as_str() == name,
-                Record::Outbox(_, row) => row.lane.as_str() == name,
-                Record::Request(..)
-                | Record::Order(..)
-                | Record::Event(_)
-                | Record::Inbox(..)
-                | Record::Effect(..)
-                | Record::Position(..)
-                | Record::Call(..) => false,
-            })
-            .map(|record| Stored { record: record.clone(), revision: Revision::FIRST })
+            .map(|lane| (lane.key.as_str(), lane.pending.iter().map(|next| next.id.as_str())))
+            .map(|(key, events)| (key, events.collect::<Vec<_>>()))
             .collect();
-        same(&format!("the lane {name:?}"), &found, &right)?;
+        ensure(found == [(name.as_str(), vec![name.as_str()])], || {
+            format!("the lane {name:?} must have the event of this name, and there is {found:?}")
+        })?;
     }
     Ok(())
 }
 
-/// Times, sequences and counters keep their value up to their largest, and sort as numbers.
+/// Times, sequences and counters keep their value up to their largest, which fits a signed 64-bit
+/// column, and sort as numbers.
 ///
 /// # Errors
 ///
@@ -196,21 +194,22 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
         255,
         256,
         u64::from(u32::MAX),
+        u64::from(u32::MAX) + 1,
+        i64::MAX as u64 - 1,
         i64::MAX as u64,
-        i64::MAX as u64 + 1,
-        u64::MAX - 1,
-        u64::MAX,
     ];
     let mut records = Vec::new();
     for (n, number) in numbers.into_iter().enumerate() {
-        let time = Millis::new(number);
+        // What is due at the end of time is never due.
+        let time = Millis::new(number.min(i64::MAX as u64 - 1));
         if let Record::Lane(key, _) = rows::lane(&format!("lane-{n}"), None)? {
             let owner = Owner::new("relay-1").map_err(Failure::new)?;
             let lease = Some(Lease { owner, until: time, through: number });
             let starts = u32::try_from(number).unwrap_or(u32::MAX);
             let lane = LaneRow {
                 // The first has events with all of these sequences.
-                next: if n == 0 { u64::MAX } else { number },
+                next: if n == 0 { i64::MAX as u64 } else { number },
+                head: if n == 0 { 0 } else { number },
                 confirmed: number,
                 due: Some(time),
                 starts,
@@ -222,8 +221,15 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
             };
             records.push(Record::Lane(key, lane));
         }
+        let name = format!("event-{}", 99 - n);
+        if let Record::Event(row) =
+            rows::event_in(&name, "lane-0", number, rows::body("an event")?)?
+        {
+            let event = Event { time, schema_version: u32::MAX, ..row.event };
+            records.push(Record::Event(EventRow { event, due: time, ..row }));
+        }
         if let Record::Outbox(id, row) =
-            rows::outbox(&format!("event-{}", 99 - n), "lane-0", number, DeliveryState::Pending)?
+            rows::outbox(&name, "lane-0", number, DeliveryState::Pending)?
         {
             records.push(Record::Outbox(
                 id,
@@ -236,12 +242,6 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
                 },
             ));
         }
-        records.push(rows::outbox(
-            &format!("done-{n}"),
-            "lane-1",
-            number,
-            DeliveryState::Confirmed(time),
-        )?);
         if let Record::Inbox(consumer, id, row) =
             rows::inbox("loyalty", &format!("event-{n}"), InboxState::Failing)?
         {
@@ -264,32 +264,34 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
         {
             records.push(Record::Call(consumer, id, CallRow { at: time, starts: u32::MAX, ..row }));
         }
-        if let Record::Event(event) = rows::event(&format!("event-{n}"), rows::body("an event")?)? {
-            records.push(Record::Event(Event { time, schema_version: u32::MAX, ..event }));
-        }
     }
     come_back::<H>("numbers", &records)?;
 
     let harness = H::open();
     fill(&harness, &records)?;
     let mut view = harness.store().view().map_err(Failure::store)?;
-    let due = Query::Due { now: Millis::MAX, lanes: 100, run: 0, events: 100 };
-    let lanes = view.load(&due).map_err(Failure::store)?.into_vec();
-    let right: Vec<Stored> = records
+    // Of two that are due at the same time the key decides.
+    let mut right: Vec<(Millis, String)> = records
         .iter()
-        .filter(|record| matches!(record, Record::Lane(..)))
-        .map(|record| Stored { record: record.clone(), revision: Revision::FIRST })
-        .collect();
-    same("lanes by the time at which they are due", &lanes, &right)?;
-    let first = OrderingKey::new("lane-0").map_err(Failure::new)?;
-    let found = view.load(&Query::Lanes(vec![(first, 100)])).map_err(Failure::store)?.into_vec();
-    let sequences: Vec<u64> = found
-        .iter()
-        .filter_map(|row| {
-            if let Record::Outbox(_, row) = &row.record { Some(row.sequence) } else { None }
+        .filter_map(|record| {
+            let Record::Lane(key, row) = record else { return None };
+            Some((row.due?, key.to_string()))
         })
         .collect();
-    crate::failure::ensure(sequences == numbers, || {
+    right.sort();
+    let (floor, lanes, run, events, bytes) = (Millis::new(0), 100, 100, 100, usize::MAX);
+    let due = Query::Due(Due { now: Millis::MAX, floor, lanes, run, events, bytes });
+    let lanes = view.load(&due).map_err(Failure::load(&due))?.lanes;
+    let found: Vec<(Millis, String)> =
+        lanes.iter().filter_map(|lane| Some((lane.row.due?, lane.key.to_string()))).collect();
+    ensure(found == right, || {
+        format!("the lanes must come when they are due, in the order {right:?}, not {found:?}")
+    })?;
+    let first = lanes.iter().find(|lane| lane.key.as_str() == "lane-0");
+    let sequences: Vec<u64> = first
+        .map(|lane| lane.pending.iter().map(|delivery| delivery.row.sequence).collect())
+        .unwrap_or_default();
+    ensure(sequences == numbers, || {
         format!("the events of a lane must come in the order {numbers:?}, not {sequences:?}")
     })
 }

@@ -5,12 +5,12 @@ use core::num::NonZeroU16;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
+use twobox::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
 use twobox::{
     Body, Cancel, Checked, Claim, CommitOrder, Consumer, CountFailure, DeliveryPolicy, Discard,
-    Draft, Ending, Event, EventId, EventType, Fingerprint, Headers, Millis, OrderId, OrderingKey,
-    Owner, Place, Purge, Reason, Receive, Redrive, Register, Renew, Request, Retention, Run,
-    RunResult, Settle, Table, Tables, Transition, WhenDead,
+    Draft, Ending, Event, EventId, EventType, Fingerprint, Headers, LanePlace, Leased, Millis,
+    OrderId, OrderingKey, Owner, Purge, Reason, Receive, Redrive, Register, Renew, Request,
+    Retention, Settle, Table, Tables, Transition, WhenDead,
 };
 
 /// One thing to do. Requests, relays and events are numbers; event 0 and 1 are of order 0, event 2
@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Wait(u64),
 }
 
-/// How a run ends: its events are all confirmed, or the first of them is not.
+/// How a lease ends: its events are all confirmed, or the first of them is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Confirmed,
@@ -83,7 +83,7 @@ pub(crate) const ALL: [Command; 32] = [
     Command::Cancel(0),
     Command::Redrive(0),
     Command::Discard(0),
-    Command::Purge(Table::Outbox),
+    Command::Purge(Table::Events),
     Command::Purge(Table::Lanes),
     Command::Purge(Table::Requests),
     Command::Purge(Table::Inbox),
@@ -100,11 +100,11 @@ pub(crate) const ALL: [Command; 32] = [
     Command::Wait(100),
 ];
 
-/// What a program remembers: the time, and the runs that each relay has claimed.
+/// What a program remembers: the time, and what each relay has leased.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Memory {
     pub(crate) now: u64,
-    pub(crate) runs: BTreeMap<u8, Vec<Run>>,
+    pub(crate) held: BTreeMap<u8, Vec<Leased>>,
     policy: Policy,
 }
 
@@ -191,12 +191,12 @@ impl Memory {
         Millis::new(1_000 + self.now * 1_000)
     }
 
-    /// Does what is asked within a transaction, and gives the answer, with the runs if it was a
-    /// claim.
-    pub(crate) fn ask<X: Tables>(&self, tables: &mut X, command: Command) -> (String, Vec<Run>) {
+    /// Does what is asked within a transaction, and gives the answer, with what is leased if it was
+    /// a claim.
+    pub(crate) fn ask<X: Tables>(&self, tables: &mut X, command: Command) -> (String, Vec<Leased>) {
         let (now, Policy { delivery, kept }) = (self.time(), &self.policy);
         let none = |answer: String| (answer, Vec::new());
-        let held = |relay: u8| self.runs.get(&relay).into_iter().flatten();
+        let held = |relay: u8| self.held.get(&relay).into_iter().flatten();
         match command {
             Command::Register { request: number, other } => {
                 none(answer(tables, Register::new(&request(number, other)), now))
@@ -221,40 +221,31 @@ impl Memory {
                 let owner = Owner::new(format!("relay-{relay}")).unwrap();
                 let claim = Claim::new(delivery, owner, Duration::from_secs(20), 4).unwrap().run(2);
                 let claimed = tables.run(claim, now);
-                (format!("{claimed:?}"), claimed.map(|claimed| claimed.runs).unwrap_or_default())
+                (format!("{claimed:?}"), claimed.map(|claimed| claimed.leased).unwrap_or_default())
             }
             Command::Settle { relay, end } => {
-                let results = held(relay).map(|run| {
-                    let first = run.deliveries[0].event.clone();
+                let settled = held(relay).map(|leased| {
                     let reason = Reason::new("no");
-                    let (confirmed, ended) = match end {
-                        End::Confirmed => (
-                            run.deliveries.iter().map(|delivery| delivery.event.clone()).collect(),
-                            None,
-                        ),
-                        End::Released => (Vec::new(), None),
-                        End::Failed => (Vec::new(), Some((first, Ending::Failed(reason)))),
-                        End::Rejected => (Vec::new(), Some((first, Ending::Rejected(reason)))),
-                        End::Unavailable => {
-                            (Vec::new(), Some((first, Ending::Unavailable(reason))))
-                        }
-                    };
-                    RunResult { lease: run.lease.clone(), confirmed, ended }
+                    match end {
+                        End::Confirmed => leased.settle(leased.events.len(), None),
+                        End::Released => leased.release(),
+                        End::Failed => leased.settle(0, Some(Ending::Failed(reason))),
+                        End::Rejected => leased.settle(0, Some(Ending::Rejected(reason))),
+                        End::Unavailable => leased.settle(0, Some(Ending::Unavailable(reason))),
+                    }
                 });
-                none(answer(tables, Settle::new(delivery, results), now))
+                none(answer(tables, Settle::new(delivery, settled), now))
             }
             Command::Renew { relay } => {
-                let leases = held(relay).map(|run| run.lease.clone());
+                let leases = held(relay).map(|leased| leased.lease.clone());
                 none(answer(tables, Renew::new(leases, Duration::from_secs(20)), now))
             }
             Command::Cancel(event) => {
                 none(answer(tables, Cancel::new([id(event)], Reason::new("no")).unwrap(), now))
             }
-            Command::Redrive(event) => none(answer(
-                tables,
-                Redrive::new([id(event)], kept.redrive_window(delivery)).unwrap(),
-                now,
-            )),
+            Command::Redrive(event) => {
+                none(answer(tables, Redrive::new([id(event)], kept.redrive_window()).unwrap(), now))
+            }
             Command::Discard(event) => {
                 none(answer(tables, Discard::new([id(event)], Reason::new("no")).unwrap(), now))
             }
@@ -266,7 +257,7 @@ impl Memory {
                 let receive = if in_order {
                     receive.in_order(
                         lane(number),
-                        Place {
+                        LanePlace {
                             begun: Millis::new(0),
                             sequence: number.into(),
                             after: u64::from(number) / 2,
@@ -298,13 +289,13 @@ impl Memory {
         }
     }
 
-    /// Remembers what came of a command. A relay keeps its runs when it has settled them, so that
-    /// it may do so again.
-    pub(crate) fn learn(&mut self, command: Command, runs: Vec<Run>) {
+    /// Remembers what came of a command. A relay keeps what it held when it has settled it, so
+    /// that it may do so again.
+    pub(crate) fn learn(&mut self, command: Command, leased: Vec<Leased>) {
         if let Command::Claim { relay } = command
-            && !runs.is_empty()
+            && !leased.is_empty()
         {
-            self.runs.insert(relay, runs);
+            self.held.insert(relay, leased);
         }
         if let Command::Wait(time) = command {
             self.now += time;

@@ -43,10 +43,10 @@ fn compare(length: usize) -> usize {
             let (mut left, mut right) = (memory.begin().unwrap(), redb.begin().unwrap());
             let mut remembered = Memory::default();
             for command in beginning.iter().chain(&chosen).copied() {
-                let (expected, runs) = remembered.ask(&mut left, command);
+                let (expected, leased) = remembered.ask(&mut left, command);
                 let (answer, _) = remembered.ask(&mut right, command);
                 assert_eq!(answer, expected, "{command:?} in {beginning:?}, {chosen:?}");
-                remembered.learn(command, runs);
+                remembered.learn(command, leased);
             }
             let (expected, found) = (Dump::of(&mut left).unwrap(), Dump::of(&mut right).unwrap());
             assert_eq!(found.to_string(), expected.to_string(), "after {beginning:?}, {chosen:?}");

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 use tempfile::TempDir;
-use twobox::transition::call::WhenUnknown;
+use twobox::call::WhenUnknown;
 use twobox::{Dump, Reader, Store, Table, Transaction};
 use twobox_memory::{MemoryStore, State};
 use twobox_redb::{RedbOptions, RedbStore};
@@ -43,9 +43,9 @@ fn run<S: Store>(
     let mut tx = store.begin().unwrap();
     let mut answers = Vec::new();
     for command in commands {
-        let (answer, runs) = memory.ask(&mut tx, *command);
+        let (answer, leased) = memory.ask(&mut tx, *command);
         answers.push(answer);
-        memory.learn(*command, runs);
+        memory.learn(*command, leased);
     }
     if commit {
         tx.commit().unwrap();

@@ -1,5 +1,6 @@
 //! Batches: each guard is checked, then the index and the rows are written.
 
+use alloc::borrow::Cow;
 use alloc::vec::Vec;
 use core::cell::OnceCell;
 use core::mem;
@@ -8,14 +9,15 @@ use core::ops::Range;
 use redb::{TableError, WriteTransaction};
 use twobox::codec;
 use twobox::{
-    Applied, Batch, Change, Decision, IndexEntry, Key, Millis, Query, Record, Revision, Rows,
-    RunError, Step, Stepped, Stored, Table, Transition,
+    Applied, Batch, Change, DeliveryState, Key, Query, Record, Revision, Rows, Seen, Stored, Table,
+    Write,
 };
 
+use super::answer::load;
 use super::due::Moves;
-use super::load::{ELSEWHERE, Opened, Scratch, Tables, load};
-use super::seal::Place;
-use super::{DEAD, DUE, PENDING, ROWS, Source, index_error};
+use super::load::{Opened, Scratch, Tables};
+use super::seal::Seal;
+use super::{DEAD, DUE, PLACES, ROWS, Source, place};
 use crate::error::{RedbError, shielded};
 
 /// Writes a batch, if all of its guards hold. After an error nothing or a part of it may be
@@ -23,8 +25,10 @@ use crate::error::{RedbError, shielded};
 pub(crate) fn apply(
     opened: &mut Opened<'_, WriteTransaction>,
     batch: &Batch,
+    seen: Option<&Seen<'_>>,
 ) -> Result<Applied, RedbError> {
-    shielded(|| write_all(opened, Known::default(), batch))
+    let known = seen.map_or_else(Known::default, |seen| Known::new(seen.query, seen.rows));
+    shielded(|| write_all(opened, known, batch))
 }
 
 /// Writes what is still to be written before the transaction is committed, or used by others. The
@@ -53,34 +57,10 @@ pub(crate) fn load_written(
     query: &Query,
     broken: &mut bool,
 ) -> Result<Rows, RedbError> {
-    if matches!(query, Query::Due { .. }) {
+    if matches!(query, Query::Due(_) | Query::Stats { .. }) {
         flush(opened, broken)?;
     }
     load(opened, query)
-}
-
-/// Runs a transition, as [`twobox::Tables::step`] says. The flag is raised before anything is
-/// written, and lowered when all of it is.
-pub(crate) fn step<T: Transition>(
-    opened: &mut Opened<'_, WriteTransaction>,
-    broken: &mut bool,
-    transition: &T,
-    now: Millis,
-) -> Stepped<T, RedbError> {
-    let query = transition.query(now);
-    let rows = load_written(opened, &query, broken).map_err(RunError::Store)?;
-    let Decision { batch, outcome } = transition.decide(now, &rows).map_err(RunError::Refused)?;
-    if batch.is_empty() {
-        return Ok(Step { outcome, wrote: false });
-    }
-    *broken = true;
-    let applied = shielded(|| write_all(opened, Known::new(&query, &rows), &batch))
-        .map_err(RunError::Store)?;
-    *broken = false;
-    match applied {
-        Applied::Written => Ok(Step { outcome, wrote: true }),
-        Applied::Conflict(key) => Err(RunError::Conflict(key)),
-    }
 }
 
 /// Rows that were loaded since anything was written in the transaction, so that they need not be
@@ -90,45 +70,59 @@ struct Known<'a> {
     /// Keys that were loaded, whether there are rows or not, and rows that were found, both in the
     /// order of keys.
     asked: &'a [Key],
-    found: Vec<(Key, &'a Stored)>,
+    found: &'a [Stored],
+    /// Lanes in the order of their keys, each as a row would be.
+    lanes: Vec<Stored>,
     /// Those before these places are before the key that was asked for last.
-    next: (usize, usize),
+    next: (usize, usize, usize),
 }
 
 impl<'a> Known<'a> {
     fn new(query: &'a Query, rows: &'a Rows) -> Self {
-        let asked = if let Query::Rows(keys) = query { keys.as_slice() } else { &[] };
-        let of_outbox = |stored: &&Stored| matches!(stored.record, Record::Outbox(..));
-        // Outbox rows may stand between those of lanes. Taken apart, both are in order already, or
-        // nearly, which a stable sort makes use of.
-        let mut found: Vec<_> = rows
-            .as_slice()
-            .iter()
-            .filter(of_outbox)
-            .map(|stored| (stored.record.key(), stored))
-            .collect();
-        found.extend(
-            rows.as_slice()
-                .iter()
-                .filter(|stored| !of_outbox(stored))
-                .map(|stored| (stored.record.key(), stored)),
-        );
-        found.sort_by(|(a, _), (b, _)| a.cmp(b));
-        Self { asked, found, next: (0, 0) }
+        let (asked, found) = match query {
+            Query::Rows(keys) => (keys.as_slice(), rows.rows.as_slice()),
+            Query::Due(_)
+            | Query::Deliveries { .. }
+            | Query::Dead { .. }
+            | Query::Finished(_)
+            | Query::Stats { .. }
+            | Query::Walk { .. } => (&[][..], &[][..]),
+        };
+        let lane = |lane: &twobox::Lane| Stored {
+            record: Record::Lane(lane.key.clone(), lane.row.clone()),
+            revision: lane.revision,
+        };
+        let mut lanes: Vec<Stored> = rows.lanes.iter().map(lane).collect();
+        lanes.sort_by(|a, b| key_of(a).cmp(&key_of(b)));
+        Self { asked, found, lanes, next: (0, 0, 0) }
     }
 
     /// The row of this key, or that there is none; nothing if that is not known.
-    fn get(&mut self, key: &Key) -> Option<Option<&'a Stored>> {
-        let (asked, found) = &mut self.next;
-        *found += self.found[*found..].iter().take_while(|(found, _)| found < key).count();
-        if let Some((there, stored)) = self.found.get(*found)
-            && there == key
-        {
-            return Some(Some(stored));
+    fn get(&mut self, key: &Key) -> Option<Option<&Stored>> {
+        let (asked, found, lanes) = &mut self.next;
+        *lanes += self.lanes[*lanes..].iter().take_while(|lane| is_before(lane, key)).count();
+        if let Some(lane) = self.lanes.get(*lanes).filter(|lane| is_at(lane, key)) {
+            return Some(Some(lane));
+        }
+        *found += self.found[*found..].iter().take_while(|row| is_before(row, key)).count();
+        if let Some(row) = self.found.get(*found).filter(|row| is_at(row, key)) {
+            return Some(Some(row));
         }
         *asked += self.asked[*asked..].iter().take_while(|asked| *asked < key).count();
         (self.asked.get(*asked) == Some(key)).then_some(None)
     }
+}
+
+fn key_of(lane: &Stored) -> Option<&str> {
+    if let Record::Lane(key, _) = &lane.record { Some(key.as_str()) } else { None }
+}
+
+fn is_before(stored: &Stored, key: &Key) -> bool {
+    stored.record.cmp_key(key).is_lt()
+}
+
+fn is_at(stored: &Stored, key: &Key) -> bool {
+    stored.record.cmp_key(key).is_eq()
 }
 
 fn write_all(
@@ -143,160 +137,301 @@ fn write_all(
     for change in batch.changes() {
         let (key, start) = (change.key(), keys.len());
         codec::encode_key(&key, &mut keys);
-        let read;
-        let found = match known.get(&key) {
-            Some(found) => found,
-            None => {
-                read = tables.get(&key, scratch)?;
-                read.as_ref()
+        let at = start..keys.len();
+        match check(tables, scratch, &mut known, change, &key, &keys[at.clone()])? {
+            Some((write, old)) => {
+                checked.push(Checked { write, table: key.table(), key: at, old });
             }
-        };
-        if !change.expect().holds(found.map(|stored| stored.revision)) {
-            return Ok(Applied::Conflict(key));
+            None => {
+                scratch.keys = keys;
+                return Ok(Applied::Conflict(Some(key)));
+            }
         }
-        let old = found.and_then(|stored| stored.record.index_entry());
-        let new = match change {
-            Change::Put { record, .. } => record.index_entry(),
-            Change::Delete { .. } => None,
-        };
-        checked.push(Checked { change, table: key.table(), key: start..keys.len(), old, new });
     }
     write(tables, moves, &keys, &checked, scratch)?;
     scratch.keys = keys;
     Ok(Applied::Written)
 }
 
-/// A change whose guard holds.
-struct Checked<'a> {
-    change: &'a Change,
-    table: Table,
-    /// Where its key is in the buffer of keys.
-    key: Range<usize>,
-    /// The index entries of the row, before and after.
-    old: Option<IndexEntry>,
-    new: Option<IndexEntry>,
+/// What stood in the index for a row.
+#[derive(Default)]
+enum Old {
+    #[default]
+    Nothing,
+    /// The due time of a lane.
+    Due(twobox::Millis),
+    /// The place of an event, or of an outbox row that was moved.
+    Place(Vec<u8>),
+    Dead,
 }
 
-impl Checked<'_> {
-    /// The index entries that go and come.
-    fn moved(&self) -> impl Iterator<Item = (&IndexEntry, bool)> {
-        let moved = self.old != self.new;
-        let gone = self.old.iter().map(|entry| (entry, false));
-        gone.chain(self.new.iter().map(|entry| (entry, true))).filter(move |_| moved)
-    }
-
-    /// The pending event that is there afterwards, with its place.
-    fn pending(&self) -> Option<(&Record, Revision, &IndexEntry)> {
-        match (self.change, &self.new) {
-            (Change::Put { expect, record }, Some(place @ IndexEntry::Pending(..))) => {
-                Some((record, expect.written(), place))
-            }
-            (Change::Put { .. } | Change::Delete { .. }, _) => None,
+impl Old {
+    fn of(stored: &Stored) -> Self {
+        match &stored.record {
+            Record::Lane(_, row) => row.index_due().map_or(Self::Nothing, Self::Due),
+            Record::Event(row) => Self::Place(event_place(row)),
+            Record::Outbox(id, row) => match row.state {
+                DeliveryState::Dead(_) => Self::Dead,
+                DeliveryState::Pending if row.moved => {
+                    let mut place = Vec::new();
+                    place::write(row.lane.as_str(), row.sequence, id.as_str(), &mut place);
+                    Self::Place(place)
+                }
+                DeliveryState::Pending
+                | DeliveryState::Discarded(_)
+                | DeliveryState::Cancelled(_) => Self::Nothing,
+            },
+            Record::Request(..)
+            | Record::Order(..)
+            | Record::Inbox(..)
+            | Record::Effect(..)
+            | Record::Position(..)
+            | Record::Call(..) => Self::Nothing,
         }
     }
 }
 
-/// Writes what the index says, then the rows.
+fn event_place(row: &twobox::EventRow) -> Vec<u8> {
+    let (lane, id) = (row.event.ordering_key.as_str(), row.event.id.as_str());
+    let mut place = Vec::with_capacity(lane.len() + id.len() + 9);
+    place::write(lane, row.sequence, id, &mut place);
+    place
+}
+
+/// A change whose guard holds.
+struct Checked<'a> {
+    write: Write<'a>,
+    table: Table,
+    /// Where its key is in the buffer of keys.
+    key: Range<usize>,
+    old: Old,
+}
+
+/// What a change writes, if its guard holds, and what stood in the index before.
+fn check<'c>(
+    tables: &Tables<'_, WriteTransaction>,
+    scratch: &mut Scratch,
+    known: &mut Known<'_>,
+    change: &'c Change,
+    key: &Key,
+    bytes: &[u8],
+) -> Result<Option<(Write<'c>, Old)>, RedbError> {
+    if let Some(found) = known.get(key) {
+        let write = change.on(found);
+        return Ok(write.map(|write| (write, found.map_or(Old::Nothing, Old::of))));
+    }
+    if key.table() == Table::Events {
+        return check_event(tables, change, bytes);
+    }
+    let found = tables.get(key, scratch)?;
+    let write = change.on(found.as_ref());
+    Ok(write.map(|write| (write, found.as_ref().map_or(Old::Nothing, Old::of))))
+}
+
+/// The same for an event, whose body is not read for it.
+fn check_event<'c>(
+    tables: &Tables<'_, WriteTransaction>,
+    change: &'c Change,
+    id: &[u8],
+) -> Result<Option<(Write<'c>, Old)>, RedbError> {
+    let place = tables.place_of(id)?;
+    let revision = place.as_deref().map(|place| tables.revision_at(place)).transpose()?;
+    let write = match change {
+        Change::Put { expect, record } => {
+            expect.holds(revision).then(|| Write::Put(Cow::Borrowed(record), expect.written()))
+        }
+        Change::Delete { expect, .. } => (revision == Some(*expect)).then_some(Write::Remove),
+        Change::Lane { .. } => None,
+    };
+    Ok(write.map(|write| (write, place.map_or(Old::Nothing, Old::Place))))
+}
+
+/// Writes what the index says, and the rows.
 fn write(
     tables: &mut Tables<'_, WriteTransaction>,
     moves: &mut Moves,
     keys: &[u8],
     changes: &[Checked<'_>],
-    Scratch { buffer, entry, .. }: &mut Scratch,
+    scratch: &mut Scratch,
 ) -> Result<(), RedbError> {
-    for (entry, comes) in changes.iter().flat_map(Checked::moved) {
-        if let IndexEntry::Due(due, lane) = entry {
-            moves.add(*due, lane, comes);
-        }
-    }
     // A batch is sorted by table first.
     for changes in changes.chunk_by(|a, b| a.table == b.table) {
         let table = changes[0].table;
-        if table == Table::Outbox {
-            write_pending(tables, changes, entry, buffer)?;
-            write_dead(tables, changes, entry)?;
-        }
-        let at = table as usize;
-        let mut rows = taken(&mut tables.rows[at], || tables.source.table(ROWS[at]))?;
-        for checked in changes {
-            let key = &keys[checked.key.clone()];
-            buffer.clear();
-            match (checked.change, checked.pending()) {
-                (Change::Delete { .. }, _) => {
-                    rows.remove(key)?;
-                    continue;
-                }
-                (Change::Put { .. }, Some(_)) if checked.old == checked.new => continue,
-                (Change::Put { .. }, Some((_, _, place))) => {
-                    buffer.push(ELSEWHERE);
-                    codec::encode_index_entry(place, buffer);
-                }
-                (Change::Put { expect, record }, None) => {
-                    codec::encode_value(record, expect.written(), buffer);
-                }
+        match table {
+            Table::Events => write_events(tables, keys, changes, scratch)?,
+            Table::Outbox => {
+                write_moved(tables, changes, scratch)?;
+                write_dead(tables, keys, changes)?;
+                write_rows(tables, table, keys, changes, scratch)?;
             }
-            Place::of(table).seal(key, buffer);
-            rows.insert(key, buffer.as_slice())?;
+            Table::Lanes => {
+                changes.iter().for_each(|change| change.note_due(moves, keys));
+                write_rows(tables, table, keys, changes, scratch)?;
+            }
+            Table::Requests
+            | Table::Orders
+            | Table::Inbox
+            | Table::Effects
+            | Table::Positions
+            | Table::Calls => write_rows(tables, table, keys, changes, scratch)?,
         }
-        tables.rows[at] = rows.into();
     }
     Ok(())
 }
 
-/// Writes the rows of pending events.
-fn write_pending(
-    tables: &mut Tables<'_, WriteTransaction>,
-    changes: &[Checked<'_>],
-    entry: &mut Vec<u8>,
-    buffer: &mut Vec<u8>,
-) -> Result<(), RedbError> {
-    let mut pending = taken(&mut tables.pending, || tables.source.table(PENDING))?;
-    for checked in changes {
-        for (gone, _) in checked
-            .moved()
-            .filter(|(place, comes)| !comes && matches!(place, IndexEntry::Pending(..)))
-        {
-            entry.clear();
-            codec::encode_index_entry(gone, entry);
-            if pending.remove(entry.as_slice())?.is_none() {
-                return Err(index_error(entry, "its entry is missing"));
-            }
-        }
-        if let Some((record, revision, place)) = checked.pending() {
-            entry.clear();
-            codec::encode_index_entry(place, entry);
-            buffer.clear();
-            codec::encode_value(record, revision, buffer);
-            Place::PENDING.seal(entry, buffer);
-            pending.insert(entry.as_slice(), buffer.as_slice())?;
+impl Checked<'_> {
+    /// The row that is written.
+    fn put(&self) -> Option<(&Record, Revision)> {
+        match &self.write {
+            Write::Put(record, revision) => Some((record, *revision)),
+            Write::Remove => None,
         }
     }
-    tables.pending = pending.into();
+
+    /// Notes how a lane moves among those that are due.
+    fn note_due(&self, moves: &mut Moves, keys: &[u8]) {
+        let old = if let Old::Due(due) = self.old { Some(due) } else { None };
+        let new = match self.put() {
+            Some((Record::Lane(_, row), _)) => row.index_due(),
+            Some(_) | None => None,
+        };
+        if old != new {
+            let lane = &keys[self.key.clone()];
+            old.into_iter().for_each(|due| moves.add(due, lane, false));
+            new.into_iter().for_each(|due| moves.add(due, lane, true));
+        }
+    }
+}
+
+/// Writes the rows of a table.
+fn write_rows(
+    tables: &mut Tables<'_, WriteTransaction>,
+    table: Table,
+    keys: &[u8],
+    changes: &[Checked<'_>],
+    Scratch { buffer, .. }: &mut Scratch,
+) -> Result<(), RedbError> {
+    let at = table as usize;
+    let mut rows = taken(&mut tables.rows[at], || tables.source.table(ROWS[at]))?;
+    for checked in changes {
+        let key = &keys[checked.key.clone()];
+        match checked.put() {
+            None => drop(rows.remove(key)?),
+            Some((record, revision)) => {
+                buffer.clear();
+                codec::encode_value(record, revision, buffer);
+                Seal::of(table).seal(key, buffer);
+                rows.insert(key, buffer.as_slice())?;
+            }
+        }
+    }
+    tables.rows[at] = rows.into();
+    Ok(())
+}
+
+/// Writes events: where each stands, and what stands there.
+fn write_events(
+    tables: &mut Tables<'_, WriteTransaction>,
+    keys: &[u8],
+    changes: &[Checked<'_>],
+    Scratch { buffer, place, .. }: &mut Scratch,
+) -> Result<(), RedbError> {
+    let at = Table::Events as usize;
+    let mut rows = taken(&mut tables.rows[at], || tables.source.table(ROWS[at]))?;
+    let mut places = taken(&mut tables.places, || tables.source.table(PLACES))?;
+    for checked in changes {
+        let id = &keys[checked.key.clone()];
+        let new = checked.put();
+        place.clear();
+        if let Some((Record::Event(row), _)) = new {
+            place::write_sequence(row.event.ordering_key.as_str(), row.sequence, place);
+        }
+        let before = place.len();
+        place.extend_from_slice(id);
+        if let Old::Place(old) = &checked.old
+            && (new.is_none() || old != place)
+            && places.remove(old.as_slice())?.is_none()
+        {
+            return Err(place::error(old, "there is no event at its place"));
+        }
+        let Some((record, revision)) = new else {
+            rows.remove(id)?;
+            continue;
+        };
+        buffer.clear();
+        codec::encode_value(record, revision, buffer);
+        Seal::PLACES.seal(place, buffer);
+        places.insert(place.as_slice(), buffer.as_slice())?;
+        buffer.clear();
+        buffer.extend_from_slice(&place[..before]);
+        Seal::of(Table::Events).seal(id, buffer);
+        rows.insert(id, buffer.as_slice())?;
+    }
+    tables.rows[at] = rows.into();
+    tables.places = places.into();
+    Ok(())
+}
+
+/// Writes the places of events that were moved: nothing stands there but that they are here now.
+fn write_moved(
+    tables: &mut Tables<'_, WriteTransaction>,
+    changes: &[Checked<'_>],
+    Scratch { buffer, .. }: &mut Scratch,
+) -> Result<(), RedbError> {
+    let new = |checked: &Checked<'_>| match checked.put() {
+        Some((Record::Outbox(id, row), _)) if row.moved && row.state == DeliveryState::Pending => {
+            let mut place = Vec::new();
+            place::write(row.lane.as_str(), row.sequence, id.as_str(), &mut place);
+            Some(place)
+        }
+        Some(_) | None => None,
+    };
+    for checked in changes {
+        let new = new(checked);
+        let old = if let Old::Place(old) = &checked.old { Some(old) } else { None };
+        if old == new.as_ref() {
+            continue;
+        }
+        let mut places = taken(&mut tables.places, || tables.source.table(PLACES))?;
+        if let Some(old) = old
+            && places.remove(old.as_slice())?.is_none()
+        {
+            return Err(place::error(old, "its entry is missing"));
+        }
+        if let Some(place) = new {
+            buffer.clear();
+            Seal::PLACES.seal(&place, buffer);
+            places.insert(place.as_slice(), buffer.as_slice())?;
+        }
+        tables.places = places.into();
+    }
     Ok(())
 }
 
 /// Writes which events are dead.
 fn write_dead(
     tables: &mut Tables<'_, WriteTransaction>,
+    keys: &[u8],
     changes: &[Checked<'_>],
-    entry: &mut Vec<u8>,
 ) -> Result<(), RedbError> {
-    let of_dead = |(place, _): &(&IndexEntry, bool)| matches!(place, IndexEntry::Dead(_));
-    let mut moved = changes.iter().flat_map(Checked::moved).filter(of_dead).peekable();
-    if moved.peek().is_none() {
-        return Ok(());
-    }
-    let mut dead = taken(&mut tables.dead, || tables.source.table(DEAD))?;
-    for (place, comes) in moved {
-        entry.clear();
-        codec::encode_index_entry(place, entry);
-        if comes {
-            dead.insert(entry.as_slice(), ())?;
-        } else if dead.remove(entry.as_slice())?.is_none() {
-            return Err(index_error(entry, "its entry is missing"));
+    for checked in changes {
+        let was = matches!(checked.old, Old::Dead);
+        let is = matches!(
+            checked.put(),
+            Some((Record::Outbox(_, row), _)) if matches!(row.state, DeliveryState::Dead(_))
+        );
+        if was == is {
+            continue;
         }
+        let id = &keys[checked.key.clone()];
+        let mut dead = taken(&mut tables.dead, || tables.source.table(DEAD))?;
+        if is {
+            dead.insert(id, ())?;
+        } else if dead.remove(id)?.is_none() {
+            return Err(place::index_error(id, "its entry is missing"));
+        }
+        tables.dead = dead.into();
     }
-    tables.dead = dead.into();
     Ok(())
 }
 

@@ -6,16 +6,18 @@
 //! what comes from its key on and before that of the next one. Its value has its lanes in their
 //! order, one at least, each with its length before it, and a checksum.
 
+use alloc::boxed::Box;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::mem;
 use core::ops::Bound;
 
 use redb::{ReadableTable, Table};
-use twobox::codec::{self, Damaged};
-use twobox::{IndexEntry, Millis, OrderingKey};
+use twobox::Millis;
+use twobox::codec::Damaged;
 
-use super::seal::Place;
-use super::{Bytes, Start, index_error};
+use super::seal::Seal;
+use super::{Bytes, Start};
 use crate::error::RedbError;
 
 /// A block gets no longer, in bytes, so that a page has some of them.
@@ -25,15 +27,15 @@ const FULL: usize = 1024;
 /// together in a transaction is written together.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
-    come: Vec<(Millis, OrderingKey)>,
-    go: Vec<(Millis, OrderingKey)>,
+    come: Vec<(Millis, Box<[u8]>)>,
+    go: Vec<(Millis, Box<[u8]>)>,
 }
 
 impl Moves {
     /// Notes that a lane comes or goes.
-    pub(super) fn add(&mut self, due: Millis, lane: &OrderingKey, comes: bool) {
+    pub(super) fn add(&mut self, due: Millis, lane: &[u8], comes: bool) {
         let moves = if comes { &mut self.come } else { &mut self.go };
-        moves.push((due, lane.clone()));
+        moves.push((due, lane.into()));
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -64,8 +66,8 @@ struct Move<'a> {
 
 /// All moves in the order of blocks, without those that came and went.
 fn in_order<'a>(
-    come: &'a mut [(Millis, OrderingKey)],
-    go: &'a mut [(Millis, OrderingKey)],
+    come: &'a mut [(Millis, Box<[u8]>)],
+    go: &'a mut [(Millis, Box<[u8]>)],
 ) -> Vec<Move<'a>> {
     // Each transition has noted them in the order of lanes, so much is in order already, which a
     // stable sort makes use of.
@@ -86,11 +88,7 @@ fn in_order<'a>(
             (Some(come_next), Some(go_next)) => come_next < go_next,
         };
         let next = if comes { come.next() } else { go.next() };
-        moves.extend(next.map(|(due, lane)| Move {
-            due: *due,
-            lane: lane.as_str().as_bytes(),
-            comes,
-        }));
+        moves.extend(next.map(|(due, lane)| Move { due: *due, lane, comes }));
     }
 }
 
@@ -114,7 +112,7 @@ fn damaged(what: &str) -> RedbError {
 /// The time and the lanes of a block.
 pub(super) fn lanes<'a>(key: &[u8], sealed: &'a [u8]) -> Result<(Millis, Lanes<'a>), RedbError> {
     let (due, _) = split_key(key)?;
-    Ok((due, Lanes(Place::DUE.unseal(key, sealed)?)))
+    Ok((due, Lanes(Seal::DUE.unseal(key, sealed)?)))
 }
 
 /// The lanes of a block that are left.
@@ -140,14 +138,8 @@ impl<'a> Iterator for Lanes<'a> {
 }
 
 /// An entry that is not as the rows say.
-pub(super) fn error(due: Millis, lane: &[u8], what: &'static str) -> RedbError {
-    let name = core::str::from_utf8(lane).ok().and_then(|lane| OrderingKey::new(lane).ok());
-    let Some(name) = name else {
-        return damaged("a lane that is no name among those that are due");
-    };
-    let mut entry = Vec::new();
-    codec::encode_index_entry(&IndexEntry::Due(due, name), &mut entry);
-    index_error(&entry, what)
+pub(super) fn error(lane: &[u8], what: &'static str) -> RedbError {
+    RedbError::Index { entry: "lanes ".to_string() + &String::from_utf8_lossy(lane), what }
 }
 
 /// The key of a block and its lanes.
@@ -181,7 +173,7 @@ fn block_of(table: &Table<'_, Bytes, Bytes>, key: &[u8]) -> Result<Option<Block>
     if split_key(found)?.0 != split_key(key)?.0 {
         return Ok(None);
     }
-    Ok(Some((found.to_vec(), Place::DUE.unseal(found, sealed.value())?.to_vec())))
+    Ok(Some((found.to_vec(), Seal::DUE.unseal(found, sealed.value())?.to_vec())))
 }
 
 /// Writes what a block comes to, as so many blocks as it needs.
@@ -206,7 +198,7 @@ fn write_block(
     let share = whole.div_ceil(whole.div_ceil(FULL).max(1));
     let mut value = Vec::with_capacity(FULL + 8);
     let mut flush = |key: &[u8], value: &mut Vec<u8>| -> Result<(), RedbError> {
-        Place::DUE.seal(key, value);
+        Seal::DUE.seal(key, value);
         table.insert(key, value.as_slice())?;
         value.clear();
         Ok(())
@@ -234,8 +226,8 @@ fn write_block(
         match (comes, head == Some(lane)) {
             (true, false) => push(lane)?,
             (false, true) => head = old.next().transpose()?,
-            (true, true) => return Err(error(due, lane, "its entry is there already")),
-            (false, false) => return Err(error(due, lane, "its entry is missing")),
+            (true, true) => return Err(error(lane, "its entry is there already")),
+            (false, false) => return Err(error(lane, "its entry is missing")),
         }
     }
     while let Some(lane) = head {
@@ -257,6 +249,8 @@ mod tests {
     use proptest::prelude::*;
     use redb::backends::InMemoryBackend;
     use redb::{Database, ReadableTableMetadata as _};
+
+    use twobox::OrderingKey;
 
     use super::*;
     use crate::tables::DUE;
@@ -290,7 +284,7 @@ mod tests {
                 for (due, lane) in transaction.into_iter().flat_map(|(due, lanes)| lanes.into_iter().map(move |lane| (due, lane))) {
                     let (due, lane) = (Millis::new(due), self::lane(lane));
                     let comes = !model.remove(&(due, lane.clone()));
-                    moves.add(due, &lane, comes);
+                    moves.add(due, lane.as_str().as_bytes(), comes);
                     if comes {
                         model.insert((due, lane));
                     }
@@ -321,13 +315,8 @@ mod tests {
         let mut table = tx.open_table(DUE).unwrap();
         for (comes, blocks) in [(true, 4), (false, 0)] {
             let mut moves = Moves::default();
-            (0..256).for_each(|n| {
-                moves.add(
-                    Millis::new(1),
-                    &OrderingKey::new(format!("order-{n:06}")).unwrap(),
-                    comes,
-                );
-            });
+            (0..256)
+                .for_each(|n| moves.add(Millis::new(1), format!("order-{n:06}").as_bytes(), comes));
             moves.write(&mut table).unwrap();
             assert_eq!(table.len().unwrap(), blocks);
         }
@@ -336,7 +325,7 @@ mod tests {
             let mut moves = Moves::default();
             moves.add(
                 Millis::new(1),
-                &OrderingKey::new(format!("order-{:06}", n.wrapping_mul(97) % 256)).unwrap(),
+                format!("order-{:06}", n.wrapping_mul(97) % 256).as_bytes(),
                 true,
             );
             moves.write(&mut table).unwrap();
@@ -353,7 +342,7 @@ mod tests {
         let mut table = tx.open_table(DUE).unwrap();
         let mut moved = |due, number, comes| {
             let mut moves = Moves::default();
-            moves.add(Millis::new(due), &lane(number), comes);
+            moves.add(Millis::new(due), lane(number).as_str().as_bytes(), comes);
             moves.write(&mut table)
         };
         moved(1, 1, true).unwrap();

@@ -1,30 +1,28 @@
-//! Answers to queries: rows by key, and rows that the index leads to.
+//! The tables of a transaction, and the rows in them by key and by place.
 
 use alloc::vec::Vec;
 use core::cell::OnceCell;
 use core::mem;
 use core::ops::Bound;
 
-use redb::{ReadableTable, TableError};
-use twobox::codec::{self, Decoder, IndexPart};
-use twobox::{IndexEntry, Key, Millis, OrderingKey, Query, Record, Rows, Stored, Table};
+use redb::{ReadableTable, ReadableTableMetadata as _, TableError};
+use twobox::codec::{self, Decoder};
+use twobox::{
+    Delivery, EventId, EventRow, EventState, Key, Lane, OutboxRow, Record, Revision, Stored, Table,
+};
 
 use super::due::Moves;
-use super::seal::Place;
-use super::{Bytes, DEAD, DUE, PENDING, ROWS, Source, Start, due, index_error};
-use crate::error::{RedbError, shielded};
-
-/// What the value of a pending event in the outbox begins with; after it stands the index entry
-/// under which its row lies.
-pub(super) const ELSEWHERE: u8 = 0;
+use super::seal::Seal;
+use super::{Bytes, DEAD, DUE, PLACES, ROWS, Source, Start, place};
+use crate::error::RedbError;
 
 /// What reading and writing use again and again.
 #[derive(Default)]
 pub(super) struct Scratch {
     pub(super) buffer: Vec<u8>,
-    pub(super) entry: Vec<u8>,
+    pub(super) place: Vec<u8>,
     pub(super) keys: Vec<u8>,
-    decoder: Decoder,
+    pub(super) decoder: Decoder,
 }
 
 /// The tables in a transaction.
@@ -40,7 +38,7 @@ impl<'s, S: Source> Opened<'s, S> {
             tables: Tables {
                 source,
                 rows: Default::default(),
-                pending: OnceCell::new(),
+                places: OnceCell::new(),
                 dead: OnceCell::new(),
                 due: OnceCell::new(),
             },
@@ -59,15 +57,27 @@ impl<'s, S: Source> Opened<'s, S> {
 pub(super) struct Tables<'s, S: Source> {
     pub(super) source: &'s S,
     pub(super) rows: [OnceCell<S::Table<'s, Bytes>>; Table::ALL.len()],
-    pub(super) pending: OnceCell<S::Table<'s, Bytes>>,
+    pub(super) places: OnceCell<S::Table<'s, Bytes>>,
     pub(super) dead: OnceCell<S::Table<'s, ()>>,
     pub(super) due: OnceCell<S::Table<'s, Bytes>>,
 }
 
 impl<'s, S: Source> Tables<'s, S> {
-    fn rows(&self, table: Table) -> Result<&S::Table<'s, Bytes>, RedbError> {
+    pub(super) fn rows(&self, table: Table) -> Result<&S::Table<'s, Bytes>, RedbError> {
         let at = table as usize;
         opened(&self.rows[at], || self.source.table(ROWS[at]))
+    }
+
+    pub(super) fn places(&self) -> Result<&S::Table<'s, Bytes>, RedbError> {
+        opened(&self.places, || self.source.table(PLACES))
+    }
+
+    pub(super) fn dead(&self) -> Result<&S::Table<'s, ()>, RedbError> {
+        opened(&self.dead, || self.source.table(DEAD))
+    }
+
+    pub(super) fn due(&self) -> Result<&S::Table<'s, Bytes>, RedbError> {
+        opened(&self.due, || self.source.table(DUE))
     }
 
     /// The row of this key.
@@ -81,7 +91,7 @@ impl<'s, S: Source> Tables<'s, S> {
         self.get_bytes(key.table(), buffer, decoder)
     }
 
-    fn get_bytes(
+    pub(super) fn get_bytes(
         &self,
         table: Table,
         key: &[u8],
@@ -94,250 +104,225 @@ impl<'s, S: Source> Tables<'s, S> {
     }
 
     /// The row with these bytes as its key and its value.
-    fn read(
+    pub(super) fn read(
         &self,
         table: Table,
         key: &[u8],
         sealed: &[u8],
         decoder: &mut Decoder,
     ) -> Result<Stored, RedbError> {
-        match Place::of(table).unseal(key, sealed)? {
-            [ELSEWHERE, entry @ ..] => match self.pending()?.get(entry)? {
-                Some(sealed) => read_pending(entry, sealed.value(), decoder),
-                None => Err(index_error(entry, "there is no row in it")),
-            },
-            value => Ok(decoder.decode(table, key, value)?),
+        let value = Seal::of(table).unseal(key, sealed)?;
+        if table == Table::Events {
+            return self.at_place(value, key, |value| Ok(decoder.decode(table, key, value)?));
         }
+        Ok(decoder.decode(table, key, value)?)
     }
 
-    fn pending(&self) -> Result<&S::Table<'s, Bytes>, RedbError> {
-        opened(&self.pending, || self.source.table(PENDING))
+    /// The place of an event: what its row in the table of events says, and its id.
+    pub(super) fn place_of(&self, id: &[u8]) -> Result<Option<Vec<u8>>, RedbError> {
+        let Some(sealed) = self.rows(Table::Events)?.get(id)? else { return Ok(None) };
+        let before = Seal::of(Table::Events).unseal(id, sealed.value())?;
+        Ok(Some([before, id].concat()))
     }
 
-    fn dead(&self) -> Result<&S::Table<'s, ()>, RedbError> {
-        opened(&self.dead, || self.source.table(DEAD))
-    }
-
-    /// The row of a dead event, which must have this index entry.
-    fn dead_of(
+    /// Reads what stands at the place of an event, given what its place has before its id.
+    fn at_place<T>(
         &self,
-        entry: &[u8],
-        Scratch { buffer, decoder, .. }: &mut Scratch,
-    ) -> Result<Stored, RedbError> {
-        let (table, key) = codec::indexed_row(entry)?;
-        let stored = self
-            .get_bytes(table, key, decoder)?
-            .ok_or_else(|| index_error(entry, "there is no such row"))?;
-        buffer.clear();
-        if let Some(place) = stored.record.index_entry() {
-            codec::encode_index_entry(&place, buffer);
-        }
-        if buffer == entry {
-            Ok(stored)
-        } else {
-            Err(index_error(entry, "that row has another place in it"))
+        before: &[u8],
+        id: &[u8],
+        read: impl FnOnce(&[u8]) -> Result<T, RedbError>,
+    ) -> Result<T, RedbError> {
+        let place = [before, id].concat();
+        match self.places()?.get(place.as_slice())? {
+            Some(sealed) => read(Seal::PLACES.unseal(&place, sealed.value())?),
+            None => Err(place::error(&place, "there is no event at its place")),
         }
     }
 
-    /// Answers with a lane, if it exists, and its first pending events.
-    fn push_lane(
+    /// The revision of an event, given its place.
+    pub(super) fn revision_at(&self, place: &[u8]) -> Result<Revision, RedbError> {
+        match self.places()?.get(place)? {
+            Some(sealed) => {
+                let value = Seal::PLACES.unseal(place, sealed.value())?;
+                Ok(codec::decode_revision(Table::Events, value)?)
+            }
+            None => Err(place::error(place, "there is no event at its place")),
+        }
+    }
+
+    /// What is in the outbox of an event. Few events have something there, often none has.
+    pub(super) fn outbox(
         &self,
-        lane: &OrderingKey,
+        id: &[u8],
+        decoder: &mut Decoder,
+    ) -> Result<Option<(OutboxRow, Revision)>, RedbError> {
+        if self.rows(Table::Outbox)?.is_empty()? {
+            return Ok(None);
+        }
+        let stored = self.get_bytes(Table::Outbox, id, decoder)?;
+        Ok(stored.and_then(|Stored { record, revision }| match record {
+            Record::Outbox(_, row) => Some((row, revision)),
+            Record::Request(..)
+            | Record::Order(..)
+            | Record::Event(_)
+            | Record::Lane(..)
+            | Record::Inbox(..)
+            | Record::Effect(..)
+            | Record::Position(..)
+            | Record::Call(..) => None,
+        }))
+    }
+
+    /// How an event stands, without its envelope; `None` if there is no such event.
+    pub(super) fn delivery(
+        &self,
+        id: &[u8],
+        decoder: &mut Decoder,
+    ) -> Result<Option<Delivery>, RedbError> {
+        let Some(sealed) = self.rows(Table::Events)?.get(id)? else { return Ok(None) };
+        let before = Seal::of(Table::Events).unseal(id, sealed.value())?;
+        let (id, untouched) =
+            self.at_place(before, id, |value| Ok(decoder.untouched(id, value)?))?;
+        let outbox = self.outbox(id.as_str().as_bytes(), decoder)?;
+        Ok(Some(without_envelope(id, untouched, outbox)))
+    }
+
+    /// A lane by the bytes of its key.
+    pub(super) fn lane(
+        &self,
+        key: &[u8],
+        decoder: &mut Decoder,
+    ) -> Result<Option<Lane>, RedbError> {
+        let stored = self.get_bytes(Table::Lanes, key, decoder)?;
+        Ok(stored.and_then(|Stored { record, revision }| match record {
+            Record::Lane(key, row) => Some(Lane { key, row, revision, pending: Vec::new() }),
+            Record::Request(..)
+            | Record::Order(..)
+            | Record::Event(_)
+            | Record::Outbox(..)
+            | Record::Inbox(..)
+            | Record::Effect(..)
+            | Record::Position(..)
+            | Record::Call(..) => None,
+        }))
+    }
+
+    /// Gives a lane its first pending events, at most `run`, with their envelopes or without, and
+    /// no more once their bodies have come to `bytes`; says how many bytes these were.
+    pub(super) fn add_pending(
+        &self,
+        lane: &mut Lane,
         run: usize,
-        rows: &mut Rows,
-        scratch: &mut Scratch,
-    ) -> Result<(), RedbError> {
-        let Some(stored) = self.get(&Key::Lane(lane.clone()), scratch)? else { return Ok(()) };
-        self.push_with_pending(stored, run, rows, scratch)
-    }
-
-    /// Answers with a lane that is due at this time, and its first pending events.
-    fn push_due(
-        &self,
-        due: Millis,
-        lane: &[u8],
-        run: usize,
-        rows: &mut Rows,
-        scratch: &mut Scratch,
-    ) -> Result<(), RedbError> {
-        let Some(stored) = self.get_bytes(Table::Lanes, lane, &mut scratch.decoder)? else {
-            return Err(due::error(due, lane, "there is no such row"));
-        };
-        if !matches!(&stored.record, Record::Lane(_, row) if row.due == Some(due)) {
-            return Err(due::error(due, lane, "that row has another place in it"));
+        envelopes: bool,
+        bytes: usize,
+        Scratch { place, decoder, .. }: &mut Scratch,
+    ) -> Result<usize, RedbError> {
+        let most = usize::try_from(lane.row.pending_at_most()).unwrap_or(usize::MAX).min(run);
+        if most == 0 {
+            return Ok(0);
         }
-        self.push_with_pending(stored, run, rows, scratch)
-    }
-
-    /// Answers with a row, and if it is a lane, with its first pending events.
-    fn push_with_pending(
-        &self,
-        stored: Stored,
-        run: usize,
-        rows: &mut Rows,
-        scratch: &mut Scratch,
-    ) -> Result<(), RedbError> {
-        let (lane, most) = if let Record::Lane(lane, row) = &stored.record {
-            (
-                Some(lane.clone()),
-                run.min(usize::try_from(row.pending_at_most()).unwrap_or(usize::MAX)),
-            )
-        } else {
-            (None, 0)
-        };
-        rows.push(stored);
-        if let Some(lane) = lane.filter(|_| most > 0) {
-            let Scratch { buffer, decoder, .. } = scratch;
-            buffer.clear();
-            let part = IndexPart::Pending(&lane);
-            codec::encode_index_part(part, buffer);
-            for found in self
-                .pending()?
-                .range((Bound::Included(Start(buffer)), Bound::Unbounded))?
-                .take(most)
-            {
-                let (entry, sealed) = found?;
-                if !codec::is_in_index_part(part, entry.value()) {
-                    break;
-                }
-                rows.push(read_pending(entry.value(), sealed.value(), decoder)?);
+        place.clear();
+        place::write_sequence(lane.key.as_str(), lane.row.head, place);
+        let name = lane.key.as_str().len();
+        let prefix = place[..=name].to_vec();
+        let start = (Bound::Included(Start(place)), Bound::Unbounded);
+        lane.pending.reserve_exact(most);
+        let mut sum = 0;
+        for found in self.places()?.range(start)? {
+            let (at, sealed) = found?;
+            let at = at.value();
+            if !at.starts_with(&prefix) {
+                break;
+            }
+            let value = Seal::PLACES.unseal(at, sealed.value())?;
+            let (sequence, id) = place::split(at, name)?;
+            let delivery = self.standing(id, value, envelopes, decoder)?;
+            let state = EventState::of(&lane.row, &delivery.row);
+            let pending = matches!(state, EventState::Pending | EventState::Leased);
+            if !pending || delivery.row.sequence != sequence {
+                continue;
+            }
+            sum += delivery.event.as_ref().map_or(0, |event| event.body.bytes().len());
+            lane.pending.push(delivery);
+            if lane.pending.len() == most || sum >= bytes {
+                break;
             }
         }
-        Ok(())
+        Ok(sum)
     }
+
+    /// How the event stands that has this id and this value at a place.
+    fn standing(
+        &self,
+        id: &[u8],
+        value: &[u8],
+        envelope: bool,
+        decoder: &mut Decoder,
+    ) -> Result<Delivery, RedbError> {
+        if value.is_empty() {
+            return self.moved(id, envelope, decoder);
+        }
+        let outbox = self.outbox(id, decoder)?;
+        if !envelope {
+            let (id, untouched) = decoder.untouched(id, value)?;
+            return Ok(without_envelope(id, untouched, outbox));
+        }
+        let stored = decoder.decode(Table::Events, id, value)?;
+        let row = event_of(stored).ok_or_else(|| place::error(id, "there is no event"))?;
+        Ok(Delivery::new(row, outbox, true))
+    }
+
+    /// How an event stands that a redrive has moved here.
+    fn moved(
+        &self,
+        id: &[u8],
+        envelope: bool,
+        decoder: &mut Decoder,
+    ) -> Result<Delivery, RedbError> {
+        let stored = self.get_bytes(Table::Events, id, decoder)?;
+        let row = stored.and_then(event_of);
+        let row = row.ok_or_else(|| place::error(id, "there is no such event"))?;
+        let outbox = self.outbox(id, decoder)?;
+        Ok(Delivery::new(row, outbox, envelope))
+    }
+
+    /// Whether no event has a place in a lane.
+    pub(super) fn is_without_events(
+        &self,
+        lane: &str,
+        place: &mut Vec<u8>,
+    ) -> Result<bool, RedbError> {
+        place.clear();
+        place::write_lane(lane, place);
+        let start = (Bound::Included(Start(place)), Bound::Unbounded);
+        let first = self.places()?.range(start)?.next().transpose()?;
+        Ok(first.is_none_or(|(at, _)| !at.value().starts_with(place)))
+    }
+}
+
+fn event_of(stored: Stored) -> Option<EventRow> {
+    if let Record::Event(row) = stored.record { Some(row) } else { None }
+}
+
+fn without_envelope(
+    id: EventId,
+    untouched: OutboxRow,
+    outbox: Option<(OutboxRow, Revision)>,
+) -> Delivery {
+    let (row, revision) = match outbox {
+        None => (untouched, None),
+        Some((row, revision)) => (row, Some(revision)),
+    };
+    Delivery { id, row, revision, event: None }
 }
 
 pub(super) fn opened<T>(
     cell: &OnceCell<T>,
     open: impl FnOnce() -> Result<T, TableError>,
 ) -> Result<&T, RedbError> {
-    match cell.get() {
-        Some(there) => Ok(there),
-        None => {
-            let opened = open()?;
-            Ok(cell.get_or_init(|| opened))
-        }
+    if let Some(table) = cell.get() {
+        return Ok(table);
     }
-}
-
-/// The row of a pending event.
-fn read_pending(entry: &[u8], sealed: &[u8], decoder: &mut Decoder) -> Result<Stored, RedbError> {
-    let (table, key) = codec::indexed_row(entry)?;
-    Ok(decoder.decode(table, key, Place::PENDING.unseal(entry, sealed)?)?)
-}
-
-/// Where to begin after an index entry, or at the first.
-fn after<'b>(entry: Option<&IndexEntry>, buffer: &'b mut Vec<u8>) -> Bound<Start<'b>> {
-    let Some(entry) = entry else { return Bound::Unbounded };
-    buffer.clear();
-    codec::encode_index_entry(entry, buffer);
-    Bound::Excluded(Start(buffer))
-}
-
-/// Answers a query.
-pub(crate) fn load<S: Source>(
-    Opened { tables, scratch, .. }: &mut Opened<'_, S>,
-    query: &Query,
-) -> Result<Rows, RedbError> {
-    shielded(|| answer(tables, scratch, query))
-}
-
-fn answer<S: Source>(
-    tables: &Tables<'_, S>,
-    scratch: &mut Scratch,
-    query: &Query,
-) -> Result<Rows, RedbError> {
-    let most = if let Query::Lanes(lanes) = query { lanes.len() * 2 } else { 0 };
-    let mut rows = Rows::new(Vec::with_capacity(most));
-    match query {
-        Query::Rows(keys) => {
-            for key in keys.as_slice() {
-                if let Some(stored) = tables.get(key, scratch)? {
-                    rows.push(stored);
-                }
-            }
-        }
-        Query::Due { now, lanes, run, events } => {
-            let mut given = 0;
-            'blocks: for block in opened(&tables.due, || tables.source.table(DUE))?.iter()? {
-                let (key, sealed) = block?;
-                let (due, block) = due::lanes(key.value(), sealed.value())?;
-                for lane in block {
-                    if given == *lanes || rows.as_slice().len() - given >= *events {
-                        break 'blocks;
-                    }
-                    tables.push_due(
-                        due,
-                        lane?,
-                        if due > *now { 0 } else { *run },
-                        &mut rows,
-                        scratch,
-                    )?;
-                    given += 1;
-                    if due > *now {
-                        break 'blocks;
-                    }
-                }
-            }
-        }
-        Query::Lanes(lanes) => {
-            for (lane, run) in lanes {
-                tables.push_lane(lane, *run, &mut rows, scratch)?;
-            }
-        }
-        Query::Deliveries { events, run } => {
-            let mut lanes = Vec::new();
-            for id in events {
-                let Some(stored) = tables.get(&Key::Outbox(id.clone()), scratch)? else { continue };
-                if let Record::Outbox(_, row) = &stored.record {
-                    lanes.push(row.lane.clone());
-                }
-                rows.push(stored);
-            }
-            lanes.sort_unstable();
-            lanes.dedup();
-            for lane in &lanes {
-                tables.push_lane(lane, *run, &mut rows, scratch)?;
-            }
-        }
-        Query::Pending { after: last, limit } => {
-            let last =
-                last.clone().map(|(lane, sequence, id)| IndexEntry::Pending(lane, sequence, id));
-            let start = after(last.as_ref(), &mut scratch.buffer);
-            let mut lane = None;
-            for found in tables.pending()?.range((start, Bound::Unbounded))?.take(*limit) {
-                let (entry, sealed) = found?;
-                let stored = read_pending(entry.value(), sealed.value(), &mut scratch.decoder)?;
-                let Record::Outbox(_, row) = &stored.record else { continue };
-                if lane.as_ref() != Some(&row.lane) {
-                    tables.push_lane(&row.lane, 0, &mut rows, scratch)?;
-                    lane = Some(row.lane.clone());
-                }
-                rows.push(stored);
-            }
-        }
-        Query::Dead { after: last, limit } => {
-            let last = last.clone().map(IndexEntry::Dead);
-            let start = after(last.as_ref(), &mut scratch.buffer);
-            for found in tables.dead()?.range((start, Bound::Unbounded))?.take(*limit) {
-                rows.push(tables.dead_of(found?.0.value(), scratch)?);
-            }
-        }
-        Query::Walk { table, after, limit } => {
-            let Scratch { buffer, decoder, .. } = scratch;
-            buffer.clear();
-            let start = match after {
-                Some(key) => {
-                    codec::encode_key(key, buffer);
-                    Bound::Excluded(Start(buffer))
-                }
-                None => Bound::Unbounded,
-            };
-            for found in tables.rows(*table)?.range((start, Bound::Unbounded))?.take(*limit) {
-                let (key, sealed) = found?;
-                rows.push(tables.read(*table, key.value(), sealed.value(), decoder)?);
-            }
-        }
-    }
-    Ok(rows)
+    let table = open()?;
+    Ok(cell.get_or_init(|| table))
 }

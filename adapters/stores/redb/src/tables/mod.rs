@@ -5,17 +5,20 @@
 //! |-----------------|----------------------|---------------------------------------------------|
 //! | `twobox_meta`   | `format`             | the format version, with a checksum               |
 //! | `twobox_NAME`, one for each [`Table`] | the row's key | the row as bytes, with a checksum |
-//! | `twobox_pending` | the index entry of a pending event | its row in the outbox, with a checksum |
-//! | `twobox_dead`   | the index entry of a dead event | nothing                               |
+//! | `twobox_events` | the event's id       | where the event stands: its place without the id, with a checksum |
+//! | `twobox_places` | a place: lane, NUL, sequence, id | the event as bytes, with a checksum; nothing but that, where a redrive has moved the event to |
+//! | `twobox_dead`   | a dead event's id    | nothing                                           |
 //! | `twobox_due`    | a time, and a lane   | lanes that are due then, with a checksum; see `due`  |
 //!
-//! The row of a pending event lies where a claim and a settlement come by, in the order of its
-//! lane; in `twobox_outbox` there is then a zero, which is no revision, and the index entry under
-//! which the row lies. Any other index entry is checked against the row that it leads to.
+//! An event lies where a claim comes by, in the order of its lane, so that a claim reads envelopes
+//! and payloads in one go; by its id one finds where that is. Any other index entry is checked
+//! against the row that it leads to.
 
+mod answer;
 mod apply;
 mod due;
 mod load;
+mod place;
 mod seal;
 
 use alloc::string::ToString;
@@ -26,21 +29,21 @@ use redb::{
     ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError, TableHandle, Value,
     WriteTransaction,
 };
-use twobox::codec;
 use twobox::{FORMAT_VERSION, Table};
 
 use crate::error::RedbError;
 
-pub(crate) use apply::{apply, flush, load_written, step};
-pub(crate) use load::{Opened, load};
+pub(crate) use answer::load;
+pub(crate) use apply::{apply, flush, load_written};
+pub(crate) use load::Opened;
 
-use seal::Place;
+use seal::Seal;
 
 type Bytes = &'static [u8];
 
 const PREFIX: &str = "twobox_";
 const META: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_meta");
-const PENDING: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_pending");
+const PLACES: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_places");
 const DEAD: TableDefinition<'_, Bytes, ()> = TableDefinition::new("twobox_dead");
 const DUE: TableDefinition<'_, Bytes, Bytes> = TableDefinition::new("twobox_due");
 const FORMAT: &[u8] = b"format";
@@ -95,7 +98,7 @@ impl Source for ReadTransaction {
 /// Reads the format version: an error unless it is ours, `None` if there is none.
 fn format_in<T: ReadableTable<Bytes, Bytes>>(meta: &T) -> Result<Option<()>, RedbError> {
     let Some(sealed) = meta.get(FORMAT)? else { return Ok(None) };
-    let value = Place::META.unseal(FORMAT, sealed.value())?;
+    let value = Seal::META.unseal(FORMAT, sealed.value())?;
     let found = value.try_into().map(u32::from_be_bytes);
     match found {
         Ok(FORMAT_VERSION) => Ok(Some(())),
@@ -139,7 +142,7 @@ pub(crate) fn prepare(tx: &WriteTransaction) -> Result<(), RedbError> {
         return Err(RedbError::NameTaken { table: META.name().to_string(), what });
     }
     let mut version = FORMAT_VERSION.to_be_bytes().to_vec();
-    Place::META.seal(FORMAT, &mut version);
+    Seal::META.seal(FORMAT, &mut version);
     meta.insert(FORMAT, version.as_slice())?;
     Ok(open_all(tx)?)
 }
@@ -149,7 +152,7 @@ fn open_all<S: Source>(source: &S) -> Result<(), TableError> {
     for definition in ROWS {
         source.table(definition)?;
     }
-    source.table(PENDING)?;
+    source.table(PLACES)?;
     source.table(DEAD)?;
     source.table(DUE)?;
     Ok(())
@@ -162,14 +165,6 @@ struct Start<'a>(&'a [u8]);
 impl<'a> Borrow<&'a [u8]> for Start<'a> {
     fn borrow(&self) -> &&'a [u8] {
         &self.0
-    }
-}
-
-/// An entry of the index that does not go together with the row that it leads to.
-fn index_error(entry: &[u8], what: &'static str) -> RedbError {
-    match codec::decode_index_entry(entry) {
-        Ok(entry) => RedbError::Index { entry: entry.key().to_string(), what },
-        Err(damaged) => damaged.into(),
     }
 }
 

@@ -15,17 +15,17 @@ use crate::error::RedbError;
 
 /// Where values lie: a table of redb.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Seal {
     name: &'static str,
     /// It is in the file, in each checksum: it stays what it is.
     number: u16,
 }
 
-impl Place {
+impl Seal {
     pub(super) const META: Self = Self { name: "twobox_meta", number: 1 };
 
     pub(super) const DUE: Self = Self { name: "due lanes", number: 11 };
-    pub(super) const PENDING: Self = Self { name: "pending events", number: 12 };
+    pub(super) const PLACES: Self = Self { name: "places of events", number: 12 };
 
     pub(super) const fn of(table: Table) -> Self {
         let number = match table {

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use redb::StorageBackend;
 use twobox::{
     Applied, Batch, Body, CallRow, CallState, Change, Consumer, DeliveryState, Digest, Dump, Event,
-    EventId, EventType, Expect, Fingerprint, Headers, InboxRow, InboxState, LaneRow, Lease, Millis,
-    OrderId, OrderRow, OrderingKey, OutboxRow, Owner, Placed, PositionRow, Reader, Reason, Record,
-    RequestKey, RequestRow, Store, Tables, Transaction,
+    EventId, EventRow, EventType, Expect, Fingerprint, Headers, InboxRow, InboxState, LaneRow,
+    Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, PlacedOrder, PositionRow,
+    Reader, Reason, Record, RequestKey, RequestRow, Store, Tables, Transaction,
 };
 use twobox_redb::{RedbError, RedbStore};
 
@@ -133,12 +133,28 @@ pub(crate) fn outbox_row(lane: &OrderingKey, sequence: u64, state: DeliveryState
         failures: 0,
         state,
         reason: None,
+        moved: false,
     }
+}
+
+pub(crate) fn event_row(id: &str, lane: &OrderingKey, sequence: u64, body: u8) -> EventRow {
+    let event = Event {
+        id: event(id),
+        order: OrderId::new("order-1").unwrap(),
+        event_type: EventType::new("order.created").unwrap(),
+        schema_version: u32::from(body) + 1,
+        ordering_key: lane.clone(),
+        time: at(1_000),
+        headers: Headers::new().with("traceparent", "00-4bf9").unwrap(),
+        body: Body::new("application/octet-stream", [0, body, 255]).unwrap(),
+    };
+    EventRow { event, sequence, due: at(1_000) }
 }
 
 pub(crate) fn lane_row(due: Option<Millis>) -> LaneRow {
     LaneRow {
         next: 9,
+        head: 1,
         confirmed: 0,
         due,
         starts: 0,
@@ -160,20 +176,23 @@ pub(crate) fn every_state() -> Vec<Record> {
         registered_at: at(900),
         placed,
     };
+    // e1 is confirmed, and e6 was redriven to the end of its lane.
     let states = [
-        ("e1", 1, DeliveryState::Confirmed(at(1_500))),
         ("e2", 2, DeliveryState::Cancelled(at(1_600))),
         ("e3", 3, DeliveryState::Discarded(at(1_700))),
-        ("e4", 4, DeliveryState::Pending),
         ("e5", 5, DeliveryState::Pending),
     ];
     let events: Vec<EventId> =
-        states.iter().map(|(id, ..)| event(id)).chain([event("f1")]).collect();
+        ["e1", "e2", "e3", "e4", "e5", "e6", "f1"].into_iter().map(event).collect();
     let mut records = vec![
         Record::Request(request("req-open"), bound(None)),
         Record::Request(
             request("req-placed"),
-            bound(Some(Placed { order: order.clone(), events: events.clone(), at: at(1_000) })),
+            bound(Some(PlacedOrder {
+                order: order.clone(),
+                events: events.clone(),
+                at: at(1_000),
+            })),
         ),
         Record::Order(
             order.clone(),
@@ -184,21 +203,16 @@ pub(crate) fn every_state() -> Vec<Record> {
             },
         ),
     ];
-    for (n, id) in (0_u8..).zip(&events) {
-        records.push(Record::Event(Event {
-            id: id.clone(),
-            order: order.clone(),
-            event_type: EventType::new("order.created").unwrap(),
-            schema_version: u32::from(n) + 1,
-            ordering_key: first.clone(),
-            time: at(1_000),
-            headers: Headers::new().with("traceparent", "00-4bf9").unwrap(),
-            body: Body::new("application/octet-stream", [0, n, 255]).unwrap(),
-        }));
+    for (sequence, id) in (1..).zip(["e1", "e2", "e3", "e4", "e5"]) {
+        records.push(Record::Event(event_row(id, &first, sequence, sequence as u8)));
     }
+    records.push(Record::Event(event_row("e6", &first, 0, 6)));
+    records.push(Record::Event(event_row("f1", &second, 1, 7)));
     for (id, sequence, state) in states {
         records.push(Record::Outbox(event(id), outbox_row(&first, sequence, state)));
     }
+    let moved = outbox_row(&first, 6, DeliveryState::Pending);
+    records.push(Record::Outbox(event("e6"), OutboxRow { moved: true, ..moved }));
     records.push(Record::Outbox(
         event("f1"),
         OutboxRow {
@@ -212,7 +226,8 @@ pub(crate) fn every_state() -> Vec<Record> {
     records.push(Record::Lane(
         first,
         LaneRow {
-            next: 6,
+            next: 7,
+            head: 4,
             confirmed: 1,
             starts: 1,
             token: 3,
@@ -222,7 +237,7 @@ pub(crate) fn every_state() -> Vec<Record> {
     ));
     records.push(Record::Lane(
         second,
-        LaneRow { next: 2, blocked_by: Some(event("f1")), ..lane_row(None) },
+        LaneRow { next: 2, head: 2, blocked_by: Some(event("f1")), ..lane_row(None) },
     ));
     records.push(Record::Lane(lane("customer-9"), lane_row(Some(at(20_000)))));
     let consumer = Consumer::new("loyalty").unwrap();

@@ -6,16 +6,16 @@ use std::mem;
 use std::time::Duration;
 
 use redb::Builder;
-use twobox::relay::{InProcess, Message, Relay, RelaySettings};
+use twobox::relay::{Relay, RelaySettings};
 use twobox::{
-    Body, Checked, Claim, Claimed, CommitOrder, Consumer, DeliveryPolicy, DeliveryState, Digest,
-    Draft, Event, EventType, Fingerprint, Handled, Headers, Inbox, InboxRow, InboxState, LaneRow,
-    OrderId, OrderRow, Owner, Placed, Receive, Record, Register, Request, RequestKey, RequestRow,
-    RunError, RunResult, Settle, Store,
+    Body, Checked, Claim, Claimed, CommitOrder, Consumer, DeliveryPolicy, Digest, Draft, Event,
+    EventRow, EventType, Fingerprint, Handled, Headers, InProcess, Inbox, InboxRow, InboxState,
+    LaneRow, Leased, Message, OrderId, OrderRow, Owner, PlacedOrder, Receive, Record, Register,
+    Request, RequestKey, RequestRow, RunError, Settle, Store,
 };
 use twobox_redb::{RedbOptions, RedbStore};
 
-use crate::common::{Disk, at, event, fill, lane, lane_row, outbox_row};
+use crate::common::{Disk, at, event, event_row, fill, lane, lane_row};
 use crate::counted::{Counted, Counts};
 
 const NOW: twobox::Millis = at(10_000);
@@ -172,19 +172,20 @@ fn starts_that_are_not_synced_are_forgotten() {
             let claimed = shop.run(claim, at(life * 10_000_000)).unwrap();
             // Killed: what was written by then is there, and nothing is closed.
             bytes = disk.bytes();
-            claimed.runs[0].deliveries[0].attempt
+            claimed.leased[0].events[0].message.attempt
         });
         assert_eq!(lives, starts);
     }
 }
 
 /// Orders that were delivered, applied and confirmed.
-fn done(n: usize) -> [Record; 6] {
+fn done(n: usize) -> [Record; 5] {
     let name = format!("done-{n:07}");
     let (id, key, order) = (event(&format!("{name}/1")), lane(&name), OrderId::new(&name).unwrap());
     let (request, body) =
         (RequestKey::new("shop", &name).unwrap(), Body::text("x".repeat(100)).unwrap());
-    let placed = Some(Placed { order: order.clone(), events: vec![id.clone()], at: at(1_000) });
+    let placed =
+        Some(PlacedOrder { order: order.clone(), events: vec![id.clone()], at: at(1_000) });
     let content = Digest::of_parts("done", [name.as_bytes()]);
     [
         Record::Request(
@@ -199,18 +200,21 @@ fn done(n: usize) -> [Record; 6] {
             order.clone(),
             OrderRow { request, committed_at: at(1_000), body: body.clone() },
         ),
-        Record::Event(Event {
-            id: id.clone(),
-            order,
-            event_type: EventType::new("order.created").unwrap(),
-            schema_version: 1,
-            ordering_key: key.clone(),
-            time: at(1_000),
-            headers: Headers::new(),
-            body,
+        Record::Event(EventRow {
+            sequence: 1,
+            due: at(1_000),
+            event: Event {
+                id: id.clone(),
+                order,
+                event_type: EventType::new("order.created").unwrap(),
+                schema_version: 1,
+                ordering_key: key.clone(),
+                time: at(1_000),
+                headers: Headers::new(),
+                body,
+            },
         }),
-        Record::Outbox(id.clone(), outbox_row(&key, 1, DeliveryState::Confirmed(at(2_000)))),
-        Record::Lane(key, LaneRow { next: 2, confirmed: 1, ..lane_row(None) }),
+        Record::Lane(key, LaneRow { next: 2, head: 2, confirmed: 1, ..lane_row(None) }),
         Record::Inbox(
             Consumer::new("loyalty").unwrap(),
             id,
@@ -235,11 +239,8 @@ fn waiting(events: usize) -> Vec<Record> {
         ..lane_row(Some(NOW + Duration::from_secs(3_600)))
     };
     let rows = (1..=events).map(|n| {
-        let row = outbox_row(&key, n as u64, DeliveryState::Pending);
-        Record::Outbox(
-            event(&format!("stuck-{n:07}")),
-            twobox::OutboxRow { due: NOW + Duration::from_secs(3_600), ..row },
-        )
+        let row = event_row(&format!("stuck-{n:07}"), &key, n as u64, 1);
+        Record::Event(EventRow { due: NOW + Duration::from_secs(3_600), ..row })
     });
     rows.chain([Record::Lane(key.clone(), lane)]).collect()
 }
@@ -274,7 +275,7 @@ fn steps(storage: &Counted, orders: usize, cache: Option<usize>) -> Vec<(&'stati
                 .unwrap();
         store.run(claim, NOW).unwrap()
     };
-    assert_eq!(claim(1).runs.len(), 1);
+    assert_eq!(claim(1).leased.len(), 1);
     let consumer = Consumer::new("loyalty").unwrap();
     let mut counts = Vec::new();
     let mut step = |name, work: &mut dyn FnMut()| counts.push((name, storage.of(work).1));
@@ -287,21 +288,11 @@ fn steps(storage: &Counted, orders: usize, cache: Option<usize>) -> Vec<(&'stati
     step("place", &mut || place(&store, 0..orders));
     let mut claimed = Claimed::default();
     step("claim", &mut || claimed = claim(orders));
-    assert_eq!(claimed.runs.len(), orders);
-    let events: Vec<_> = claimed.runs.iter().map(|run| run.deliveries[0].event.clone()).collect();
-    step("read", &mut || {
-        let keys = events.iter().cloned().map(twobox::Key::Event);
-        let rows = twobox::Load::load(
-            &mut twobox::Reader::view(&store).unwrap(),
-            &twobox::Query::rows(keys),
-        )
-        .unwrap();
-        assert_eq!(rows.as_slice().len(), orders);
-    });
+    assert_eq!(claimed.leased.len(), orders);
     step("receive", &mut || {
         let received = store.write(NOW, |tx| {
             (0..orders).try_for_each(|n| {
-                let [_, _, Record::Event(event), ..] = done(9_000_000 + n) else {
+                let [_, _, Record::Event(EventRow { event, .. }), ..] = done(9_000_000 + n) else {
                     panic!("it is an event")
                 };
                 tx.run(Receive::new(consumer.clone(), &event)).map(drop)
@@ -310,11 +301,8 @@ fn steps(storage: &Counted, orders: usize, cache: Option<usize>) -> Vec<(&'stati
         received.map_err(RunError::flatten).unwrap();
     });
     step("settle", &mut || {
-        let results = claimed.runs.iter().map(|run| RunResult {
-            lease: run.lease.clone(),
-            confirmed: vec![run.deliveries[0].event.clone()],
-            ended: None,
-        });
+        let results: Vec<_> =
+            claimed.leased.iter().map(|next: &Leased| next.settle(1, None)).collect();
         assert_eq!(
             store.run(Settle::new(&Checked::default(), results), NOW).unwrap().confirmed,
             orders

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use redb::{ReadableTable, TableDefinition};
-use twobox::codec::{encode_index_entry, encode_key, encode_value};
+use twobox::codec::{encode_key, encode_value};
 use twobox::{
-    Applied, Batch, Change, DeliveryState, Expect, FORMAT_VERSION, IndexEntry, Key, Load, Query,
-    Record, Revision, Store, Table, Tables, Transaction,
+    Applied, Batch, Change, DeliveryState, Due, Expect, FORMAT_VERSION, IndexEntry, Key, Load,
+    Query, Record, Revision, Store, Table, Tables, Transaction,
 };
 use twobox_redb::{Lent, RedbError, RedbOptions, RedbStore};
 
-use crate::common::{Disk, at, event, every_state, fill, lane, lane_row, outbox_row, sample, text};
+use crate::common::{
+    Disk, at, event, event_row, every_state, fill, lane, lane_row, outbox_row, sample, text,
+};
 
 type Rows = TableDefinition<'static, &'static [u8], &'static [u8]>;
 const META: Rows = TableDefinition::new("twobox_meta");
@@ -18,7 +20,7 @@ const EVENTS: Rows = TableDefinition::new("twobox_events");
 const OUTBOX: Rows = TableDefinition::new("twobox_outbox");
 const DUE: Rows = TableDefinition::new("twobox_due");
 const LANES: Rows = TableDefinition::new("twobox_lanes");
-const PENDING: Rows = TableDefinition::new("twobox_pending");
+const PLACES: Rows = TableDefinition::new("twobox_places");
 const DEAD: TableDefinition<'_, &[u8], ()> = TableDefinition::new("twobox_dead");
 
 /// The format as it is described: CRC-32 of key and value, after the value; it begins with the
@@ -36,7 +38,7 @@ pub(crate) fn sealed(table: &str, key: &[u8], value: &[u8]) -> Vec<u8> {
         "positions",
         "calls",
         "due lanes",
-        "pending events",
+        "places of events",
     ];
     let number = 1 + TABLES.iter().position(|known| *known == table).unwrap() as u32;
     let mut hasher = crc32fast::Hasher::new_with_initial(number << 16 | key.len() as u32);
@@ -44,21 +46,21 @@ pub(crate) fn sealed(table: &str, key: &[u8], value: &[u8]) -> Vec<u8> {
     [value, &hasher.finalize().to_be_bytes()].concat()
 }
 
-/// Where the value of a row is, and its key there: that of a pending event lies in the order of its
-/// lane.
+/// The place of an event.
+fn place(lane: &str, sequence: u64, id: &str) -> Vec<u8> {
+    [lane.as_bytes(), &[0], &sequence.to_be_bytes(), id.as_bytes()].concat()
+}
+
+/// Where the value of a row is, and its key there: that of an event lies at its place.
 fn place_of(record: &Record) -> (&'static str, Rows, Vec<u8>) {
-    let mut key = Vec::new();
-    match record.index_entry() {
-        Some(entry @ IndexEntry::Pending(..)) => {
-            encode_index_entry(&entry, &mut key);
-            ("pending events", PENDING, key)
-        }
-        _ => {
-            let table = record.table().name();
-            encode_key(&record.key(), &mut key);
-            (table, TableDefinition::new(format!("twobox_{table}").leak()), key)
-        }
+    if let Record::Event(row) = record {
+        let event = &row.event;
+        let place = place(event.ordering_key.as_str(), row.sequence, event.id.as_str());
+        return ("places of events", PLACES, place);
     }
+    let (table, mut key) = (record.table().name(), Vec::new());
+    encode_key(&record.key(), &mut key);
+    (table, TableDefinition::new(format!("twobox_{table}").leak()), key)
 }
 
 /// Lanes that are due at a time, as they are kept together.
@@ -95,17 +97,16 @@ fn rows_are_kept_as_described() {
         let ((table, at, key), mut value) = (place_of(&record), Vec::new());
         encode_value(&record, Revision::FIRST, &mut value);
         assert_eq!(get(&store, at, &key), sealed(table, &key, &value), "{}", record.key());
-        if at.to_string() == PENDING.to_string() {
-            let mut id = Vec::new();
-            encode_key(&record.key(), &mut id);
-            assert_eq!(
-                get(&store, OUTBOX, &id),
-                sealed("outbox", &id, &[&[0], &key[..]].concat()),
-                "{}",
-                record.key()
-            );
+        // By its id one finds where an event lies.
+        if let Record::Event(row) = &record {
+            let id = row.event.id.as_str().as_bytes();
+            let before = &key[..key.len() - id.len()];
+            assert_eq!(get(&store, EVENTS, id), sealed("events", id, before));
         }
     }
+    // Where a redrive has moved an event to, there is nothing but that.
+    let moved = place("customer-7", 6, "e6");
+    assert_eq!(get(&store, PLACES, &moved), sealed("places of events", &moved, b""));
     let mut due: BTreeMap<u64, Vec<String>> = BTreeMap::new();
     for record in every_state() {
         if let Some(IndexEntry::Due(time, lane)) = record.index_entry() {
@@ -162,46 +163,47 @@ fn a_changed_value_is_never_a_row() {
 #[test]
 fn a_value_that_is_whole_but_no_row_is_damage() {
     let store = filled();
-    for value in [&b""[..], b"\x01", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"] {
-        put(&store, EVENTS, b"e1", &sealed("events", b"e1", value));
+    let e1 = place("customer-7", 1, "e1");
+    for value in [b"\x01".as_slice(), b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"] {
+        put(&store, PLACES, &e1, &sealed("places of events", &e1, value));
         let error = text(&store).unwrap_err();
         assert!(matches!(error, RedbError::Row(_)), "{error}");
     }
+    put(&store, EVENTS, b"e1", &sealed("events", b"e1", b"nowhere"));
+    let error = text(&store).unwrap_err();
+    assert!(matches!(error, RedbError::Index { .. }), "{error}");
 }
 
 /// The index and the rows have to agree, whichever of them is wrong.
 #[test]
 fn an_index_entry_without_its_row_is_damage() {
-    let due = Query::Due { now: at(99_999), lanes: 9, run: 9, events: 99 };
-    let lanes = Query::Lanes(vec![(lane("customer-7"), 9)]);
-    let pending = Query::Pending { after: None, limit: 9 };
+    let due = Query::Due(Due {
+        now: at(99_999),
+        floor: at(0),
+        lanes: 9,
+        run: 9,
+        events: 99,
+        bytes: 999_999,
+    });
+    let stats = Query::Stats { now: at(0) };
     let dead = Query::Dead { after: None, limit: 9 };
-    let row = Query::rows([Key::Outbox(event("e5"))]);
-    let cancelled = Query::Deliveries { events: vec![event("e5")], run: 1 };
+    let row = Query::rows([Key::Event(event("e5"))]);
+    let cancelled = Query::Deliveries { events: vec![event("e5")], run: 9 };
     let remove = |table: Rows, key: &'static [u8]| {
         move |tx: &redb::WriteTransaction| {
             tx.open_table(table).unwrap().remove(key).unwrap().unwrap();
         }
     };
-    let bytes_of = |entry: IndexEntry| {
-        let mut bytes = Vec::new();
-        encode_index_entry(&entry, &mut bytes);
-        bytes
-    };
-    let lose = |entry: IndexEntry| {
-        move |tx: &redb::WriteTransaction| {
-            tx.open_table(PENDING)
-                .unwrap()
-                .remove(bytes_of(entry.clone()).as_slice())
-                .unwrap()
-                .unwrap();
+    let lose = || {
+        |tx: &redb::WriteTransaction| {
+            let place = place("customer-7", 5, "e5");
+            tx.open_table(PLACES).unwrap().remove(place.as_slice()).unwrap().unwrap();
         }
     };
     let enter = |entry: Vec<u8>, value: Vec<u8>| {
         move |tx: &redb::WriteTransaction| {
-            drop(
-                tx.open_table(PENDING).unwrap().insert(entry.as_slice(), value.as_slice()).unwrap(),
-            );
+            let value = sealed("places of events", &entry, &value);
+            drop(tx.open_table(PLACES).unwrap().insert(&*entry, &*value).unwrap());
         }
     };
     let enter_block = |(key, value): (Vec<u8>, Vec<u8>)| {
@@ -220,8 +222,8 @@ fn an_index_entry_without_its_row_is_damage() {
     type Harm = Box<dyn Fn(&redb::WriteTransaction)>;
     let cases: Vec<(&Query, Harm)> = vec![
         (&due, Box::new(remove(LANES, b"customer-7"))),
-        (&row, Box::new(lose(IndexEntry::Pending(lane("customer-7"), 5, event("e5"))))),
-        (&cancelled, Box::new(lose(IndexEntry::Pending(lane("customer-7"), 5, event("e5"))))),
+        (&row, Box::new(lose())),
+        (&cancelled, Box::new(lose())),
         (&dead, Box::new(remove(OUTBOX, b"f1"))),
         (&due, Box::new(enter_block(block(5, &["customer-7"])))),
         (&due, Box::new(enter_block(block(5, &["nobody"])))),
@@ -229,24 +231,12 @@ fn an_index_entry_without_its_row_is_damage() {
         (&due, Box::new(enter_block((b"\x00".to_vec(), sealed("due lanes", b"\x00", b"\x01a"))))),
         (&due, Box::new(enter_block(too_short))),
         (&due, Box::new(enter_block(unsealed))),
-        (
-            &lanes,
-            Box::new(enter(
-                bytes_of(IndexEntry::Pending(lane("customer-7"), 1, event("e1"))),
-                vec![],
-            )),
-        ),
-        (
-            &pending,
-            Box::new(enter(
-                b"\x02customer-7\x00\x00".to_vec(),
-                sealed("pending events", b"\x02customer-7\x00\x00", b"\x01"),
-            )),
-        ),
-        (&pending, Box::new(enter(b"\x02".to_vec(), sealed("pending events", b"\x02", b"\x01")))),
-        (&dead, Box::new(garbage(b"\x03e4"))),
-        (&dead, Box::new(garbage(b"\x03nobody"))),
-        (&dead, Box::new(garbage(b"\x03"))),
+        // An event that is said to have moved, and is not there; one with half a place.
+        (&stats, Box::new(enter(place("customer-9", 6, "nobody"), vec![]))),
+        (&stats, Box::new(enter(b"customer-9\x00\x01".to_vec(), b"\x01".to_vec()))),
+        (&dead, Box::new(garbage(b"e4"))),
+        (&dead, Box::new(garbage(b"nobody"))),
+        (&dead, Box::new(garbage(b""))),
     ];
     for (n, (query, harm)) in cases.into_iter().enumerate() {
         let store = filled();
@@ -269,9 +259,8 @@ fn a_batch_that_finds_a_broken_index_cannot_be_committed() {
     let half = half_a_batch(&store);
     let before = text(&store).unwrap();
     let mut tx = store.begin().unwrap();
-    let mut bytes = Vec::new();
-    encode_index_entry(&IndexEntry::Pending(lane("a"), 1, event("e1")), &mut bytes);
-    tx.redb().open_table(PENDING).unwrap().remove(bytes.as_slice()).unwrap().unwrap();
+    let place = place("a", 1, "e1");
+    tx.redb().open_table(PLACES).unwrap().remove(place.as_slice()).unwrap().unwrap();
     assert!(matches!(tx.apply(&half), Err(RedbError::Index { .. })));
     assert!(matches!(tx.apply(&half), Err(RedbError::Broken)));
     assert!(matches!(tx.commit(), Err(RedbError::Broken)));
@@ -290,14 +279,13 @@ fn half_a_batch(store: &RedbStore) -> Batch {
         store,
         vec![
             Record::Lane(name.clone(), lane_row(Some(at(1)))),
-            Record::Outbox(event("e1"), outbox_row(&name, 1, DeliveryState::Pending)),
+            Record::Event(event_row("e1", &name, 1, 1)),
+            Record::Outbox(event("e1"), outbox_row(&name, 1, DeliveryState::Dead(at(1)))),
         ],
     );
     Batch::of(vec![
-        Change::Put {
-            expect: Expect::Absent,
-            record: Record::Outbox(event("e0"), outbox_row(&name, 2, DeliveryState::Pending)),
-        },
+        Change::Put { expect: Expect::Absent, record: Record::Event(event_row("e0", &name, 2, 1)) },
+        Change::Delete { expect: Revision::FIRST, key: Key::Event(event("e1")) },
         Change::Delete { expect: Revision::FIRST, key: Key::Outbox(event("e1")) },
         Change::Put {
             expect: Expect::Revision(Revision::FIRST),

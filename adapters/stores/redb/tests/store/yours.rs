@@ -5,8 +5,8 @@ use redb::{
 };
 use twobox::{
     Body, Checked, Claim, Claimed, CommitOrder, Committed, Consumer, DeliveryPolicy, Draft, Dump,
-    Event, Fingerprint, Key, Load, Millis, OrderId, Owner, Query, Reader, Receive, Received,
-    Record, Register, Request, RunError, RunResult, Settle, Store, Table, Tables, Transaction,
+    Fingerprint, Key, Load, Millis, OrderId, Owner, Query, Reader, Receive, Received, Register,
+    Request, RunError, Settle, Store, Table, Tables, Transaction,
 };
 use twobox_redb::{Lent, RedbError, RedbStore, RedbView};
 
@@ -79,10 +79,7 @@ fn your_transaction_with_our_tables_is_one_commit() {
             assert_eq!(stock(&database), Some(7));
             let mut view = RedbView::new(database.begin_read().unwrap()).unwrap();
             assert_eq!(
-                view.load(&Query::rows([Key::Outbox(event("order-1/1"))]))
-                    .unwrap()
-                    .as_slice()
-                    .len(),
+                view.load(&Query::rows([Key::Event(event("order-1/1"))])).unwrap().rows.len(),
                 1
             );
             assert_eq!(view.redb().open_table(STOCK).unwrap().len().unwrap(), 1);
@@ -212,28 +209,18 @@ fn sender_and_receiver_share_a_file_or_not() {
                 at(2),
             )
             .unwrap();
-        let run = &claimed.runs[0];
-        let envelope = read_event(sender, &run.deliveries[0].event);
+        let leased = &claimed.leased[0];
+        let envelope = leased.events[0].message.event.clone();
         let consumer = Consumer::new("loyalty").unwrap();
         let receive = Receive::new(consumer, &envelope).effect(Body::text("10 points").unwrap());
         assert_eq!(receiver.run(&receive, at(3)).unwrap(), Received::Applied);
-        let confirmed = RunResult {
-            lease: run.lease.clone(),
-            confirmed: vec![envelope.id.clone()],
-            ended: None,
-        };
-        assert_eq!(sender.run(Settle::new(&policy, [confirmed]), at(4)).unwrap().confirmed, 1);
+        assert_eq!(
+            sender.run(Settle::new(&policy, [leased.settle(1, None)]), at(4)).unwrap().confirmed,
+            1
+        );
         let dump = Dump::of(&mut receiver.view().unwrap()).unwrap();
         assert_eq!((dump.count(Table::Inbox), dump.count(Table::Effects)), (1, 1));
     }
-}
-
-fn read_event(store: &RedbStore, id: &twobox::EventId) -> Event {
-    let rows = store.view().unwrap().load(&Query::rows([Key::Event(id.clone())])).unwrap();
-    let Record::Event(event) = rows.into_vec().swap_remove(0).record else {
-        panic!("an event was asked for")
-    };
-    event
 }
 
 /// A payload is written once: what changes while its event is delivered is small.
@@ -259,12 +246,8 @@ fn no_payload_is_written_again() {
         )
         .unwrap();
         let claimed = store.run(claim, now).unwrap();
-        let failed = (event("order-1/1"), twobox::Ending::Failed(twobox::Reason::new("no")));
-        let result = RunResult {
-            lease: claimed.runs[0].lease.clone(),
-            confirmed: Vec::new(),
-            ended: Some(failed),
-        };
+        let failed = twobox::Ending::Failed(twobox::Reason::new("no"));
+        let result = claimed.leased[0].settle(0, Some(failed));
         assert_eq!(store.run(Settle::new(&policy, [result]), now).unwrap().retried, 1);
         now = Millis::new(now.get() + 1_000_000);
     }

@@ -1,0 +1,108 @@
+//! Several transitions over rows that were loaded once, written once: what one of them decides, the
+//! next one sees.
+
+use alloc::vec::Vec;
+
+use crate::boundary::{Batch, Change, Decision, Query, Rows, Transition, Write};
+use crate::table::{Key, Revision, Stored};
+use crate::time::Millis;
+
+/// Rows as they were loaded, and as the transitions so far have changed them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Overlay {
+    /// In the order of their keys.
+    rows: Vec<(Key, Row)>,
+}
+
+#[derive(Debug, Clone)]
+struct Row {
+    /// The revision that the store has; `None` if it has no such row.
+    stored: Option<Revision>,
+    /// What is there now; `None` if nothing is.
+    now: Option<Stored>,
+    changed: bool,
+}
+
+impl Overlay {
+    pub(crate) fn new(rows: &Rows) -> Self {
+        debug_assert!(rows.rows.is_sorted_by_key(|stored| stored.record.key()));
+        let row = |stored: &Stored| {
+            let there = Some(stored.revision);
+            (stored.record.key(), Row { stored: there, now: Some(stored.clone()), changed: false })
+        };
+        Self { rows: rows.rows.iter().map(row).collect() }
+    }
+
+    /// Decides over the rows as they are now. All rows that are asked for must have been looked for
+    /// in the store.
+    fn decide<T: Transition>(
+        &self,
+        transition: &T,
+        now: Millis,
+    ) -> Result<Decision<T::Outcome>, T::Refusal> {
+        let query = transition.query(now);
+        debug_assert!(matches!(query, Query::Rows(_)), "an overlay answers by keys alone");
+        let keys = if let Query::Rows(keys) = &query { keys.as_slice() } else { &[] };
+        let rows = keys.iter().filter_map(|key| {
+            let at = self.find(key).ok()?;
+            self.rows[at].1.now.clone()
+        });
+        transition.decide(now, &Rows::of(rows.collect()))
+    }
+
+    /// What a transition would come to.
+    pub(crate) fn look<T: Transition>(
+        &self,
+        transition: &T,
+        now: Millis,
+    ) -> Result<T::Outcome, T::Refusal> {
+        self.decide(transition, now).map(|decision| decision.outcome)
+    }
+
+    /// Runs a transition.
+    pub(crate) fn run<T: Transition>(
+        &mut self,
+        transition: &T,
+        now: Millis,
+    ) -> Result<T::Outcome, T::Refusal> {
+        let Decision { batch, outcome } = self.decide(transition, now)?;
+        batch.changes().iter().for_each(|change| self.apply(change));
+        Ok(outcome)
+    }
+
+    fn find(&self, key: &Key) -> Result<usize, usize> {
+        self.rows.binary_search_by(|(there, _)| there.cmp(key))
+    }
+
+    fn apply(&mut self, change: &Change) {
+        let key = change.key();
+        let at = self.find(&key).unwrap_or_else(|at| {
+            self.rows.insert(at, (key, Row { stored: None, now: None, changed: false }));
+            at
+        });
+        let row = &mut self.rows[at].1;
+        // The decision was made over this row, so its guard holds.
+        let write = change.on(row.now.as_ref());
+        debug_assert!(write.is_some(), "a transition has not seen what it changes");
+        row.changed = true;
+        row.now = match write {
+            Some(Write::Put(record, revision)) => {
+                Some(Stored { record: record.into_owned(), revision })
+            }
+            Some(Write::Remove) | None => None,
+        };
+    }
+
+    /// What all of them have changed, under guards of what the store has.
+    pub(crate) fn into_batch(self) -> Batch {
+        let mut batch = Batch::with_capacity(self.rows.len());
+        for (key, row) in self.rows.into_iter().filter(|(_, row)| row.changed) {
+            match (row.now.map(|stored| stored.record), row.stored) {
+                (Some(record), found) => batch.put(found, record),
+                (None, Some(revision)) => batch.delete(revision, key),
+                (None, None) => {}
+            }
+        }
+        batch
+    }
+}

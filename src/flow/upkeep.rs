@@ -1,0 +1,191 @@
+//! Through a whole store page by page: purge what is past, redrive what is dead (P3, P7).
+//!
+//! A page is looked at in a view, which keeps nobody from writing, and only where there is something
+//! to change in a transaction.
+
+use alloc::vec::Vec;
+use core::convert::Infallible;
+use core::num::NonZeroU16;
+
+use super::run::{RunFlow, unasked};
+use super::{Ask, Flow, Stop, Told};
+use crate::boundary::{Query, Rows, Transition};
+use crate::checked::Checked;
+use crate::ids::{EventId, EventType};
+use crate::retention::{RedriveWindow, Retention};
+use crate::time::Millis;
+use crate::transition::operator::{Operated, Redrive};
+use crate::transition::purge::Purge;
+
+/// Removes everything that is past its retention, and says how many rows that were, not counting
+/// those that went with another row.
+#[derive(Debug, Clone)]
+pub struct PurgeFlow<'a> {
+    retention: &'a Checked<Retention>,
+    limit: NonZeroU16,
+    now: Millis,
+    removed: usize,
+    tables: core::slice::Iter<'static, crate::Table>,
+    page: Option<Purge<'a>>,
+    run: Option<RunFlow<Purge<'a>>>,
+}
+
+impl<'a> PurgeFlow<'a> {
+    /// Purges at this time, in transactions that remove at most `limit` rows of a table each.
+    #[must_use]
+    pub fn new(retention: &'a Checked<Retention>, limit: NonZeroU16, now: Millis) -> Self {
+        let tables = Purge::TABLES.iter();
+        Self { retention, limit, now, removed: 0, tables, page: None, run: None }
+    }
+
+    /// Looks at a page, or else at the next table, or is done.
+    fn look(&mut self, page: Option<Purge<'a>>) -> Ask<Result<usize, Stop<Infallible>>> {
+        let next =
+            || self.tables.next().map(|table| Purge::new(self.retention, *table, self.limit));
+        self.page = page.or_else(next);
+        match &self.page {
+            None => Ask::Done(Ok(self.removed)),
+            Some(page) => Ask::View(page.query(self.now)),
+        }
+    }
+
+    /// Removes what was found in a page, or goes on.
+    fn found(&mut self, rows: &Rows) -> Ask<Result<usize, Stop<Infallible>>> {
+        let Some(page) = self.page.take() else { return unasked() };
+        if rows.rows.is_empty() && rows.deliveries.is_empty() {
+            let next = rows.next.clone().map(|key| page.after(key));
+            return self.look(next);
+        }
+        self.page = Some(page.clone());
+        self.run = Some(RunFlow::new(page, self.now, false));
+        self.removing(Told::Start)
+    }
+
+    fn removing(&mut self, told: Told<'_>) -> Ask<Result<usize, Stop<Infallible>>> {
+        let Some(run) = &mut self.run else { return unasked() };
+        match pass(run.next(told)) {
+            Ok(ask) => ask,
+            Err(Err(stop)) => Ask::Done(Err(stop)),
+            Err(Ok(purged)) => {
+                self.run = None;
+                self.removed += purged.removed;
+                let page = self.page.take();
+                self.look(page.zip(purged.next).map(|(page, key)| page.after(key)))
+            }
+        }
+    }
+}
+
+impl Flow for PurgeFlow<'_> {
+    type Output = usize;
+    type Refusal = Infallible;
+
+    fn next(&mut self, told: Told<'_>) -> Ask<Result<usize, Stop<Infallible>>> {
+        match told {
+            Told::Start => self.look(None),
+            Told::Rows(rows) if self.run.is_none() => self.found(rows),
+            told @ (Told::Begun
+            | Told::Rows(_)
+            | Told::Conflict(_)
+            | Told::Called(_)
+            | Told::Ended) => self.removing(told),
+        }
+    }
+}
+
+/// What a flow within another one asks, or what it came to.
+fn pass<T, U>(ask: Ask<T>) -> Result<Ask<U>, T> {
+    Ok(match ask {
+        Ask::Done(value) => return Err(value),
+        Ask::View(query) => Ask::View(query),
+        Ask::Begin => Ask::Begin,
+        Ask::Load(query) => Ask::Load(query),
+        Ask::Write(batch, then) => Ask::Write(batch, then),
+        Ask::Call(n) => Ask::Call(n),
+        Ask::Commit => Ask::Commit,
+        Ask::RollBack => Ask::RollBack,
+    })
+}
+
+/// Redrives all dead events, or all of one type.
+#[derive(Debug, Clone)]
+pub struct RedriveFlow<'a> {
+    event_type: Option<&'a EventType>,
+    window: RedriveWindow,
+    now: Millis,
+    all: Operated,
+    /// The page after this id comes next; `None` after the last page.
+    after: Option<EventId>,
+    full: bool,
+    run: Option<RunFlow<Redrive>>,
+}
+
+type Redriven = Ask<Result<Operated, Stop<Infallible>>>;
+
+impl<'a> RedriveFlow<'a> {
+    /// So many events are redriven in one transaction.
+    const PAGE: usize = 256;
+
+    /// Redrives at this time what was committed within `window`; what is past it is refused, and
+    /// stands in the answer.
+    #[must_use]
+    pub fn new(event_type: Option<&'a EventType>, window: RedriveWindow, now: Millis) -> Self {
+        let all = Operated::default();
+        Self { event_type, window, now, all, after: None, full: true, run: None }
+    }
+
+    fn look(&mut self) -> Redriven {
+        if !self.full {
+            return Ask::Done(Ok(core::mem::take(&mut self.all)));
+        }
+        Ask::View(Query::Dead { after: self.after.clone(), limit: Self::PAGE })
+    }
+
+    fn found(&mut self, rows: &Rows) -> Redriven {
+        self.full = rows.deliveries.len() == Self::PAGE;
+        self.after = rows.deliveries.last().map(|last| last.id.clone());
+        let dead = rows.deliveries.iter();
+        let wanted =
+            dead.filter(|next| self.event_type.is_none_or(|wanted| *wanted == next.row.event_type));
+        let ids: Vec<EventId> = wanted.map(|next| next.id.clone()).collect();
+        match Redrive::new(ids, self.window) {
+            // A page without one of the type is no redrive.
+            Err(_) => self.look(),
+            Ok(redrive) => {
+                self.run = Some(RunFlow::new(redrive, self.now, false));
+                self.redriving(Told::Start)
+            }
+        }
+    }
+
+    fn redriving(&mut self, told: Told<'_>) -> Redriven {
+        let Some(run) = &mut self.run else { return unasked() };
+        match pass(run.next(told)) {
+            Ok(ask) => ask,
+            Err(Err(stop)) => Ask::Done(Err(stop)),
+            Err(Ok(operated)) => {
+                self.run = None;
+                self.all.done.extend(operated.done);
+                self.all.refused.extend(operated.refused);
+                self.look()
+            }
+        }
+    }
+}
+
+impl Flow for RedriveFlow<'_> {
+    type Output = Operated;
+    type Refusal = Infallible;
+
+    fn next(&mut self, told: Told<'_>) -> Redriven {
+        match told {
+            Told::Start => self.look(),
+            Told::Rows(rows) if self.run.is_none() => self.found(rows),
+            told @ (Told::Begun
+            | Told::Rows(_)
+            | Told::Conflict(_)
+            | Told::Called(_)
+            | Told::Ended) => self.redriving(told),
+        }
+    }
+}
