@@ -18,9 +18,10 @@ use crate::time::Millis;
 use crate::transition::receive::{ContentDiffers, FailureCounted, Receive, Received};
 
 /// What is known of an event from an earlier round, so that its handler does not run again.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 enum Known {
     /// Its handler is to run.
+    #[default]
     Nothing,
     /// Its handler ran in the first round, and what it did was rolled back.
     Ran,
@@ -35,10 +36,13 @@ pub struct ReceiveFlow<'a> {
     messages: &'a [Message],
     now: Millis,
     known: Vec<Known>,
-    /// Rounds that were rolled back, since a handler failed in them.
+    /// Rounds that were rolled back, since a handler failed in them. What a round has found is
+    /// known only once it has ended: a transaction that is run anew, or that met a conflict, may
+    /// have shown a handler what was never committed.
     rounds: u32,
     tries: Tries,
     // Of this round.
+    found: Vec<(usize, Known)>,
     receives: Vec<Receive>,
     overlay: Overlay,
     receipts: Vec<Receipt>,
@@ -57,6 +61,7 @@ impl<'a> ReceiveFlow<'a> {
             messages,
             now,
             known: messages.iter().map(|_| Known::Nothing).collect(),
+            found: Vec::new(),
             rounds: 0,
             tries: Tries::default(),
             receives: messages.iter().map(|message| reception.receive(message)).collect(),
@@ -68,6 +73,8 @@ impl<'a> ReceiveFlow<'a> {
     }
 
     fn begin(&mut self) -> Next {
+        self.tries.begun();
+        self.found.clear();
         self.receipts.clear();
         (self.called, self.spoilt) = (false, false);
         Ask::Load(Query::rows(self.receives.iter().flat_map(Receive::keys)))
@@ -115,12 +122,12 @@ impl<'a> ReceiveFlow<'a> {
             Called::Effect(body) => self.applied(at, Some(body)),
             Called::Defer(reason) => {
                 self.spoilt = true;
-                self.known[at] = Known::Deferred(reason.clone());
+                self.found.push((at, Known::Deferred(reason.clone())));
                 Receipt::Deferred(reason)
             }
             Called::Failed(reason) => {
                 self.spoilt = true;
-                self.known[at] = Known::Failed(reason.clone());
+                self.found.push((at, Known::Failed(reason.clone())));
                 self.count_failure(&self.messages[at], reason)
             }
         };
@@ -129,7 +136,7 @@ impl<'a> ReceiveFlow<'a> {
     }
 
     fn applied(&mut self, at: usize, effect: Option<Body>) -> Receipt {
-        self.known[at] = Known::Ran;
+        self.found.push((at, Known::Ran));
         let receive = match effect {
             None => self.receives[at].clone(),
             Some(body) => self.receives[at].clone().effect(body),
@@ -169,6 +176,9 @@ impl<'a> ReceiveFlow<'a> {
         }
         if self.spoilt {
             self.rounds += 1;
+            for (at, known) in self.found.drain(..) {
+                self.known[at] = known;
+            }
             return Ask::Begin;
         }
         Ask::Done(Ok(core::mem::take(&mut self.receipts)))
@@ -181,7 +191,6 @@ impl Flow for ReceiveFlow<'_> {
 
     fn next(&mut self, told: Told<'_>) -> Next {
         match told {
-            Told::Start if self.messages.is_empty() => Ask::Done(Ok(Vec::new())),
             Told::Start if self.messages.is_empty() => Ask::Done(Ok(Vec::new())),
             Told::Start => Ask::Begin,
             Told::Begun => self.begin(),
