@@ -3,8 +3,10 @@
 //! What a handler wrote before it failed cannot be told apart from what the others wrote, so all is
 //! rolled back, and the handlers that did not fail run once more, without it. If one of these fails
 //! then, nothing of them is committed, and they are to come again: no handler runs more than twice
-//! in one delivery, but for conflicts.
+//! in one delivery, but for conflicts. Of an event that stands twice in a batch, only one has its
+//! turn.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::convert::Infallible;
 
@@ -30,6 +32,31 @@ enum Known {
 }
 
 /// Receives several events in one commit, and answers for each in their order.
+/// [`Inbox::receive_batch`](crate::Inbox::receive_batch) drives it with a closure.
+///
+/// ```
+/// use twobox::flow::{Called, ReceiveFlow};
+/// use twobox::store::{Call, drive};
+/// use twobox::{Consumer, Inbox, Message, Millis, Receipt, Store};
+/// use twobox_memory::MemoryStore;
+///
+/// /// Calls the handler of each event by its number in the batch.
+/// struct Print<'m>(&'m [Message]);
+///
+/// impl<X> Call<X> for Print<'_> {
+///     fn call(&mut self, _tx: &mut X, n: usize) -> Called {
+///         println!("{}", self.0[n].event.id);
+///         Called::Done
+///     }
+/// }
+///
+/// fn receive(store: &impl Store, messages: &[Message], now: Millis) -> Vec<Receipt> {
+///     let inbox = Inbox::new(store, Consumer::new("loyalty").unwrap()).in_order();
+///     let flow = ReceiveFlow::new(inbox.reception(), messages, now);
+///     drive(store, flow, &mut Print(messages)).unwrap()
+/// }
+/// assert!(receive(&MemoryStore::new(), &[], Millis::new(1_000)).is_empty());
+/// ```
 #[derive(Debug, Clone)]
 pub struct ReceiveFlow<'a> {
     reception: &'a Reception,
@@ -41,8 +68,12 @@ pub struct ReceiveFlow<'a> {
     /// have shown a handler what was never committed.
     rounds: u32,
     tries: Tries,
+    /// For each event that stands more than once, where it stands first.
+    twins: BTreeMap<usize, usize>,
     // Of this round.
     found: Vec<(usize, Known)>,
+    /// Where each event that stands more than once had its turn.
+    turns: BTreeMap<usize, usize>,
     receives: Vec<Receive>,
     overlay: Overlay,
     receipts: Vec<Receipt>,
@@ -61,7 +92,9 @@ impl<'a> ReceiveFlow<'a> {
             messages,
             now,
             known: messages.iter().map(|_| Known::Nothing).collect(),
+            twins: twins(messages),
             found: Vec::new(),
+            turns: BTreeMap::new(),
             rounds: 0,
             tries: Tries::default(),
             receives: messages.iter().map(|message| reception.receive(message)).collect(),
@@ -75,6 +108,7 @@ impl<'a> ReceiveFlow<'a> {
     fn begin(&mut self) -> Next {
         self.tries.begun();
         self.found.clear();
+        self.turns.clear();
         self.receipts.clear();
         (self.called, self.spoilt) = (false, false);
         Ask::Load(Query::rows(self.receives.iter().flat_map(Receive::keys)))
@@ -88,6 +122,10 @@ impl<'a> ReceiveFlow<'a> {
             let receipt = match self.overlay.look(&self.receives[at], self.now) {
                 Err(refusal) => Receipt::Refused(refusal),
                 Ok(Received::WaitsFor(sequence)) => Receipt::WaitsFor(sequence),
+                // One of the same id had its turn, and is not applied all the same.
+                Ok(Received::Applied) if !self.takes_turn(at) => {
+                    Receipt::Deferred(Reason::new("it stands in the batch before, unapplied"))
+                }
                 Ok(Received::Applied) => match &self.known[at] {
                     Known::Nothing => return Ask::Call(at),
                     Known::Ran if self.rounds < 2 => return Ask::Call(at),
@@ -103,6 +141,12 @@ impl<'a> ReceiveFlow<'a> {
             self.receipts.push(receipt);
         }
         self.end()
+    }
+
+    /// Whether this event is the first of its id to have its turn in this round.
+    fn takes_turn(&mut self, at: usize) -> bool {
+        let Some(first) = self.twins.get(&at) else { return true };
+        *self.turns.entry(*first).or_insert(at) == at
     }
 
     /// Keeps what was decided of an event that is done: its position may have moved.
@@ -183,6 +227,15 @@ impl<'a> ReceiveFlow<'a> {
         }
         Ask::Done(Ok(core::mem::take(&mut self.receipts)))
     }
+}
+
+/// For each event that stands more than once, where it stands first.
+fn twins(messages: &[Message]) -> BTreeMap<usize, usize> {
+    let id = |at: &usize| &messages[*at].event.id;
+    let mut places: Vec<usize> = (0..messages.len()).collect();
+    places.sort_by_key(|at| (id(at), *at));
+    let same = places.chunk_by(|a, b| id(a) == id(b)).filter(|same| same.len() > 1);
+    same.flat_map(|same| same.iter().map(|at| (*at, same[0]))).collect()
 }
 
 impl Flow for ReceiveFlow<'_> {

@@ -342,6 +342,23 @@ fn claim_puts_a_lane_right() {
     }
 }
 
+/// A store that answers without envelopes breaks its contract: a lane is leased as far as there is
+/// something to publish, and not for nothing.
+#[test]
+fn claim_without_envelopes_leases_nothing() {
+    let block = policy(WhenDead::Block);
+    let bare = |id, key, sequence| Delivery { event: None, ..untouched(id, key, sequence) };
+    let lanes = vec![
+        lane_of("a", lane_due(100), vec![bare("e3", "a", 3), untouched("e4", "a", 4)]),
+        lane_of("b", lane_due(100), vec![untouched("f3", "b", 3), bare("f4", "b", 4)]),
+        lane_of("c", LaneRow { starts: 2, ..lane_due(100) }, vec![bare("g3", "c", 3)]),
+    ];
+    let decision = decided(&claim(&block, 10), lanes);
+    assert_eq!(changes(&decision), [update(5, lane("b", leased_lane(3)))]);
+    assert_eq!(seen(&decision.outcome), [("b", TOKEN, false, vec![("f3", 3, 2, 1)])]);
+    assert_eq!((decision.outcome.dead, decision.outcome.next_due), (vec![], None));
+}
+
 /// P6: tokens grow with the time as well, so that one of a claim that a crash has undone does not
 /// come again with the next one.
 #[test]

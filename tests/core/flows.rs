@@ -1,18 +1,21 @@
 //! What each flow makes of a transaction that a store runs anew, of a conflict that only a handler
 //! has met, and of an event that stands twice in a batch (P2, P5).
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use core::cell::Cell;
 use core::convert::Infallible;
 use core::num::NonZeroU16;
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 
-use twobox::flow::ExchangeFlow;
-use twobox::store::{NoCall, drive};
+use proptest::prelude::*;
+use twobox::flow::{Ask, Called, ExchangeFlow, Flow, ReceiveFlow, Stop, Told};
+use twobox::store::{Call, NoCall, drive};
 use twobox::{
-    Body, Checked, Claim, CommitOrder, DeliveryPolicy, Draft, End, Ending, Event, Fingerprint,
-    Handled, Headers, Inbox, LanePlace, Message, Millis, Reader, Reason, Receipt, Register,
-    Request, Retention, RunError, Settle, Store, purge_all, redrive_all,
+    Body, Checked, Claim, CommitOrder, DeliveryPolicy, Draft, End, Ending, Event, EventId,
+    Fingerprint, Handled, Headers, Inbox, InboxState, LanePlace, Load, Message, Millis, Reader,
+    Reason, Receipt, Register, Request, Retention, RunError, Settle, Store, purge_all, redrive_all,
 };
 use twobox_memory::MemoryStore;
 
@@ -199,6 +202,100 @@ fn what_a_handler_made_of_a_run_that_does_not_count_is_forgotten() {
             let _receipts =
                 inbox.receive_batch(&messages, NOW, |_, _| Ok::<_, &str>(Handled::Done));
             anew.ran(1, &plain);
+        }
+    }
+}
+
+/// A flow that tells which transaction it is in.
+struct Watched<'c, F>(F, &'c Cell<u32>);
+
+impl<F: Flow> Flow for Watched<'_, F> {
+    type Output = F::Output;
+    type Refusal = F::Refusal;
+
+    fn next(&mut self, told: Told<'_>) -> Ask<Result<F::Output, Stop<F::Refusal>>> {
+        self.1.set(self.1.get() + u32::from(told == Told::Begun));
+        self.0.next(told)
+    }
+}
+
+/// Handlers that do what was drawn for them, in turn.
+struct Drawn<'c> {
+    messages: &'c [Message],
+    attempt: &'c Cell<u32>,
+    outcomes: std::vec::IntoIter<Called>,
+    /// In which transaction each was called.
+    calls: BTreeSet<(u32, EventId)>,
+}
+
+impl<X> Call<X> for Drawn<'_> {
+    fn call(&mut self, _tx: &mut X, n: usize) -> Called {
+        let id = &self.messages[n].event.id;
+        assert!(
+            self.calls.insert((self.attempt.get(), id.clone())),
+            "{id} twice in transaction {}",
+            self.attempt.get()
+        );
+        self.outcomes.next().unwrap_or(Called::Done)
+    }
+}
+
+/// Events of few ids, so that most stand more than once, some with other content.
+fn batches() -> impl Strategy<Value = Vec<Message>> {
+    let one = (0..4_u64, prop::bool::weighted(0.1)).prop_map(|(n, other)| {
+        let mut message = message(&format!("e{n}"), 1);
+        if other {
+            message.event.body = text("y");
+        }
+        message
+    });
+    prop::collection::vec(one, 0..9)
+}
+
+fn outcomes() -> impl Strategy<Value = Vec<Called>> {
+    let outcome = prop_oneof![
+        4 => Just(Called::Done),
+        2 => Just(Called::Effect(text("points"))),
+        2 => Just(Called::Defer(Reason::new("not now"))),
+        2 => Just(Called::Failed(Reason::new("no such row"))),
+        1 => Just(Called::Conflict(None)),
+    ];
+    prop::collection::vec(outcome, 0..9)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// P5: of an event that stands more than once in a batch, the handler is called at most once
+    /// in each transaction, and it is applied at most once.
+    #[test]
+    fn an_event_that_stands_twice_is_handled_once(
+        messages in batches(),
+        outcomes in outcomes(),
+    ) {
+        let store = MemoryStore::new();
+        let inbox = Inbox::new(&store, name("c"));
+        let attempt = Cell::new(0);
+        let (outcomes, calls) = (outcomes.into_iter(), BTreeSet::new());
+        let mut call = Drawn { messages: &messages, attempt: &attempt, outcomes, calls };
+        let flow = ReceiveFlow::new(inbox.reception(), &messages, NOW);
+        let receipts = drive(&store, Watched(flow, &attempt), &mut call).unwrap();
+        prop_assert_eq!(receipts.len(), messages.len());
+        let mut applied = BTreeMap::new();
+        for (message, receipt) in messages.iter().zip(&receipts) {
+            let id = &message.event.id;
+            match receipt {
+                Receipt::Applied => prop_assert_eq!(applied.insert(id, message), None),
+                // The only way to be a duplicate here, and nothing is said to be one that is not.
+                Receipt::Duplicate => prop_assert!(applied.contains_key(id)),
+                Receipt::Deferred(_) | Receipt::Failed(_) | Receipt::Refused(_) => {}
+                Receipt::Poisoned | Receipt::WaitsFor(_) => prop_assert!(false, "{:?}", receipt),
+            }
+            let row = store.view().unwrap().received(&name("c"), id).unwrap();
+            let is_applied = row.is_some_and(|row| row.state == InboxState::Applied);
+            prop_assert_eq!(is_applied, receipts.iter().zip(&messages).any(|(receipt, other)| {
+                other.event.id == *id && *receipt == Receipt::Applied
+            }));
         }
     }
 }
