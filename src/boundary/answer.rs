@@ -93,7 +93,8 @@ pub(crate) struct LaneRows<'a>(slice::Iter<'a, Stored>);
 
 impl<'a> LaneRows<'a> {
     pub(crate) fn of(rows: &'a Rows) -> Self {
-        Self(rows.rows.iter())
+        let first = rows.rows.partition_point(|row| row.record.table() < Table::Lanes);
+        Self(rows.rows[first..].iter())
     }
 
     /// The row of the lane with this key, which is not before the one that was asked for last.
