@@ -17,8 +17,8 @@ pub type ErrorOf<H> = <<H as Harness>::Store as Reader>::Error;
 /// be cheap to open: in memory or in a temporary folder. What cannot be opened may panic, since
 /// there is nothing to test then.
 pub trait Harness: Sized + 'static {
-    /// The store.
-    type Store: Store;
+    /// The store, which two threads write to at once.
+    type Store: Store + Sync;
 
     /// Whether [`Harness::put_own_row`] and [`Harness::own_row`] are implemented. They should be
     /// for every store in which a user has tables of their own. What a scenario writes there is
@@ -26,16 +26,17 @@ pub trait Harness: Sized + 'static {
     /// store holds nothing but the tables of twobox. The snapshots do not show such rows.
     const OWN_ROWS: bool = false;
 
-    /// Whether a view can be opened while a transaction is open. Only a store with a single
-    /// connection says no.
+    /// Whether a view and a transaction can be open at the same time, in one thread. Only a store
+    /// with a single connection says no.
     const VIEWS_MEANWHILE: bool = true;
 
     /// Opens a new and empty store.
     fn open() -> Self;
 
     /// Ends the program without warning and opens the store again: everything is lost that is not
-    /// committed, and nothing else. To close a file and open it again is enough; to cut the power
-    /// is better.
+    /// committed, and nothing else. The store must not get a chance to write what it still has in
+    /// the memory of the program: copy its files while it is open, and open the copy. To close a
+    /// file and open it again does not show a commit that was in memory only.
     #[must_use]
     fn crash(self) -> Self;
 
