@@ -3,6 +3,7 @@
 use twobox::{Reader, Store};
 
 use crate::faulty::Faulty;
+use crate::own::Own;
 use crate::side::Side;
 
 /// The transaction of a harness' store.
@@ -71,8 +72,13 @@ pub trait Subject: Sized + 'static {
     /// The store between the driver and the faults.
     #[doc(hidden)]
     type Side: Side;
+
+    /// The store with its own `run`, `write` and `transact`, and no faults.
+    #[doc(hidden)]
+    type Own: Side;
 }
 
 impl<H: Harness> Subject for H {
     type Side = Faulty<H>;
+    type Own = Own<H>;
 }

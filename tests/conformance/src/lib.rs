@@ -78,6 +78,7 @@ mod fault;
 mod faulty;
 mod harness;
 pub mod matrix;
+mod own;
 mod reference;
 mod run;
 pub mod scenario;
