@@ -1,6 +1,6 @@
 //! What the author of an adapter writes: how to open a store, and how to crash it.
 
-use twobox::{Reader, Store};
+use twobox::{Key, Reader, Store};
 
 use crate::faulty::Faulty;
 use crate::own::Own;
@@ -65,6 +65,25 @@ pub trait Harness: Sized + 'static {
     fn own_row(_tx: &mut TxOf<'_, Self>, _key: &str) -> Result<Option<String>, ErrorOf<Self>> {
         Ok(None)
     }
+}
+
+/// A store whose files a test can spoil; see [`suite_damage!`](crate::suite_damage).
+pub trait Damage: Harness {
+    /// Changes the bytes of a row where the store keeps them, and opens it again. If it refuses to
+    /// open, as it may, that is an error with what it says.
+    ///
+    /// # Errors
+    ///
+    /// The store's own.
+    fn damage(self, row: &Key) -> Result<Self, String>;
+
+    /// Writes another format version than [`FORMAT_VERSION`](twobox::FORMAT_VERSION) where the store
+    /// keeps it, and opens it again.
+    ///
+    /// # Errors
+    ///
+    /// The store's own.
+    fn open_as(self, version: u32) -> Result<Self, String>;
 }
 
 /// What the scenarios run on: each [`Harness`].

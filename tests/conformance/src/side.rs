@@ -10,9 +10,9 @@ use twobox::flow::{ExchangeFlow, Exchanged};
 use twobox::store::{NoCall, drive};
 use twobox::{
     Body, Checked, Claim, CommitOrder, Committed, Consumer, Dump, Handled, Inbox, Load, Message,
-    Millis, Operated, Query, Reader, Receipt, Receive, Received, RedriveWindow, Register,
-    Registered, Request, Retention, RunError, Settle, Store, StoreError, Stored, Table, Transition,
-    purge_all, redrive_all,
+    Millis, Operated, Query, Receipt, Receive, Received, RedriveWindow, Register, Registered,
+    Request, Retention, RunError, Settle, Store, StoreError, Stored, Table, Transition, purge_all,
+    redrive_all,
 };
 
 use crate::failure::Failure;

@@ -3,6 +3,7 @@
 
 mod beside;
 mod compare;
+mod damage;
 mod drivers;
 mod model;
 pub(crate) mod rows;
@@ -21,6 +22,7 @@ use crate::harness::Harness;
 
 pub use beside::{a_view_is_a_snapshot, revisions_go_on, two_writers_lose_nothing};
 pub(crate) use compare::{same, same_answer};
+pub use damage::{a_damaged_row_is_an_error, another_format_is_refused};
 pub use drivers::{
     a_panic_leaves_nothing, own_rows_are_kept_as_the_harness_says, run_writes_once,
     transact_ends_as_its_work_says, write_commits_what_its_work_wrote,
