@@ -97,12 +97,7 @@ impl Settlement {
     }
 
     /// Whether the lease is current, and the store still has what it covers.
-    fn stands(
-        &self,
-        lane: Option<&LaneRow>,
-        rows: &Rows,
-        edit: &LaneEdit,
-    ) -> Result<(), Stale> {
+    fn stands(&self, lane: Option<&LaneRow>, rows: &Rows, edit: &LaneEdit) -> Result<(), Stale> {
         let lane = lane.ok_or(Stale::NoLane)?;
         lane.admits(&self.lease, edit)?;
         let Some((event, _)) = self.ended.as_deref() else { return Ok(()) };
