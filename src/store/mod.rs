@@ -190,7 +190,7 @@ pub trait Transaction: Tables {
     fn commit(self) -> Result<(), Self::Error>;
 }
 
-/// A store that can be read.
+/// A store that can be read from.
 pub trait Reader {
     /// What can go wrong in the store.
     type Error: StoreError;
