@@ -103,7 +103,7 @@ fn interrupt<E: StoreError>(error: FaultError<E>) -> Interrupt {
         FaultError::Crash => Interrupt::Crash,
         FaultError::Injected => Interrupt::Failed("an injected error".to_string()),
         FaultError::Contract(what) => Interrupt::Broken(Failure::new(what)),
-        FaultError::Store(error) => Interrupt::Broken(Failure::store(error)),
+        FaultError::Store(step, error) => Interrupt::Broken(Failure::store(error).at(step)),
     }
 }
 
@@ -695,7 +695,7 @@ fn stale_text(stale: &StaleLease) -> String {
         Stale::TakenOver { owner, token } => {
             format!("stale: {owner} has taken the lane since, with token {token} after {before}")
         }
-        why @ (Stale::Ended | Stale::NoLane) => format!("stale: {why}"),
+        why @ (Stale::Ended | Stale::NoLane | Stale::Lost) => format!("stale: {why}"),
     }
 }
 
