@@ -182,7 +182,7 @@ pub trait AsyncHandler<X>: Send {
 
 impl<R: Deref<Target: AsyncStore>> Inbox<R> {
     /// As [`Inbox::receive_batch`], on an async store. The future is `Send`, as that of
-    /// [`AsyncStore::write`] is.
+    /// [`asynchronous::write`] is.
     ///
     /// # Errors
     ///

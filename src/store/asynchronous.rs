@@ -14,7 +14,7 @@ use core::future::Future;
 use core::ops::{Deref, DerefMut};
 
 use super::reading::readings;
-use super::{Applied, RunError, StoreError};
+use super::{Applied, NoCall, RunError, StoreError};
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::Body;
 use crate::flow::{Ask, Called, Flow, RunFlow, Stop, Then, Told, WriteFlow};
@@ -167,27 +167,34 @@ pub trait AsyncStore: AsyncReader {
     {
         drive(self, RunFlow::new(transition, now, Self::WRITES_FIRST), NoCall)
     }
+}
 
-    /// As [`Store::write`](super::Store::write).
-    ///
-    /// The future is `Send`, so that a runtime with several threads can spawn it, if `work` owns
-    /// what it captures (`async move`, with clones). The compiler does not find that out for one
-    /// that captures references; there, [`AsyncStore::begin`], [`AsyncTables::run`] and
-    /// [`AsyncTransaction::commit`] do the same, without another try after a conflict.
-    #[allow(async_fn_in_trait, reason = "whether the future is Send follows from the closure's")]
-    async fn write<R, E>(
-        &self,
-        now: Millis,
-        work: impl AsyncFnMut(&mut AsyncWriting<'_, Self::Tx<'_>>) -> Result<R, E>,
-    ) -> Result<R, RunError<Self::Error, E>> {
-        let mut result = None;
-        let call = Work { work, now, result: &mut result };
-        drive(self, WriteFlow::default(), call).await.map_err(RunError::widened)?;
-        match result {
-            Some(result) => result.map_err(RunError::Refused),
-            // It was called before the flow came to its end; what else it met, it has said.
-            None => Err(RunError::Conflict(None)),
-        }
+/// As [`Store::write`](super::Store::write), on an async store.
+///
+/// It is no method of [`AsyncStore`], so that its future is `Send`, and a runtime with several
+/// threads can spawn it, for any store, known or not, if `work` owns what it captures
+/// (`async move`, with clones). The compiler does not find that out for one that captures
+/// references; there, [`AsyncStore::begin`], [`AsyncTables::run`] and
+/// [`AsyncTransaction::commit`] do the same, without another try after a conflict.
+///
+/// # Errors
+///
+/// As there.
+pub async fn write<S, R, E>(
+    store: &S,
+    now: Millis,
+    work: impl AsyncFnMut(&mut AsyncWriting<'_, S::Tx<'_>>) -> Result<R, E>,
+) -> Result<R, RunError<S::Error, E>>
+where
+    S: AsyncStore + ?Sized,
+{
+    let mut result = None;
+    let call = Work { work, now, result: &mut result };
+    drive(store, WriteFlow::default(), call).await.map_err(RunError::widened)?;
+    match result {
+        Some(result) => result.map_err(RunError::Refused),
+        // It was called before the flow came to its end; what else it met, it has said.
+        None => Err(RunError::Conflict(None)),
     }
 }
 
@@ -198,16 +205,13 @@ pub trait AsyncCall<X> {
     async fn call(&mut self, tx: &mut X, n: usize) -> Called;
 }
 
-/// For flows that call nobody.
-pub use super::NoCall;
-
 impl<X> AsyncCall<X> for NoCall {
     async fn call(&mut self, _tx: &mut X, _n: usize) -> Called {
         Called::Done
     }
 }
 
-/// The user's work in [`AsyncStore::write`], with what it returned last.
+/// The user's work in [`write`], with what it returned last.
 struct Work<'r, F, R, E> {
     work: F,
     now: Millis,
@@ -251,7 +255,7 @@ impl<'t, X> AsyncWriting<'t, X> {
 }
 
 impl<X: AsyncTables> AsyncWriting<'_, X> {
-    /// The time that was given to [`AsyncStore::write`].
+    /// The time that was given to [`write`].
     pub fn now(&self) -> Millis {
         self.now
     }
