@@ -14,7 +14,7 @@ use core::future::Future;
 use core::ops::{Deref, DerefMut};
 
 use super::reading::readings;
-use super::{Applied, NoCall, RunError, StoreError};
+use super::{Applied, NoCall, RunError, StoreError, is_conflict};
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::Body;
 use crate::flow::{Ask, Called, Flow, RunFlow, Stop, Then, Told, WriteFlow};
@@ -180,7 +180,7 @@ pub trait AsyncStore: AsyncReader {
 /// # Errors
 ///
 /// As there.
-pub async fn write<S, R, E>(
+pub async fn write<S, R, E: 'static>(
     store: &S,
     now: Millis,
     work: impl AsyncFnMut(&mut AsyncWriting<'_, S::Tx<'_>>) -> Result<R, E>,
@@ -218,7 +218,7 @@ struct Work<'r, F, R, E> {
     result: &'r mut Option<Result<R, E>>,
 }
 
-impl<X, F, R, E> AsyncCall<X> for Work<'_, F, R, E>
+impl<X: AsyncLoad, F, R, E: 'static> AsyncCall<X> for Work<'_, F, R, E>
 where
     F: AsyncFnMut(&mut AsyncWriting<'_, X>) -> Result<R, E>,
 {
@@ -228,6 +228,7 @@ where
         let called = match (writing.conflict, &result) {
             (Some(key), _) => Called::Conflict(key),
             (None, Ok(_)) => Called::Done,
+            (None, Err(error)) if is_conflict::<X::Error, E>(error) => Called::Conflict(None),
             (None, Err(_)) => Called::Failed(Reason::new("")),
         };
         *self.result = Some(result);
@@ -274,12 +275,65 @@ impl<X: AsyncTables> AsyncWriting<'_, X> {
         T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
     {
         async move {
-            let result = self.tx.run(transition, self.now).await;
-            if let Err(RunError::Conflict(key)) = &result {
-                self.conflict = Some(key.clone());
-            }
-            result
+            let now = self.now;
+            AsyncTables::run(self, transition, now).await
         }
+    }
+
+    /// Notes a conflict in what the transaction has answered.
+    fn noting<T>(&mut self, answer: Result<T, X::Error>) -> Result<T, X::Error> {
+        if answer.as_ref().is_err_and(StoreError::is_conflict) {
+            self.conflict.get_or_insert(None);
+        }
+        answer
+    }
+}
+
+/// As [`Writing`](super::Writing): whatever meets a conflict in it, the transaction is rolled back
+/// and run again.
+impl<X: AsyncTables> AsyncLoad for AsyncWriting<'_, X> {
+    type Error = X::Error;
+
+    async fn load(&mut self, query: &Query) -> Result<Rows, X::Error> {
+        let rows = self.tx.load(query).await;
+        self.noting(rows)
+    }
+}
+
+impl<X: AsyncTables> AsyncTables for AsyncWriting<'_, X> {
+    async fn apply(&mut self, batch: &Batch) -> Result<Applied, X::Error> {
+        let applied = self.tx.apply(batch).await;
+        if let Ok(Applied::Conflict(key)) = &applied {
+            self.conflict.get_or_insert_with(|| key.clone());
+        }
+        self.noting(applied)
+    }
+
+    async fn apply_then_load(
+        &mut self,
+        batch: &Batch,
+        query: &Query,
+    ) -> Result<Result<Rows, Option<Key>>, X::Error> {
+        let answer = self.tx.apply_then_load(batch, query).await;
+        if let Ok(Err(key)) = &answer {
+            self.conflict.get_or_insert_with(|| key.clone());
+        }
+        self.noting(answer)
+    }
+
+    async fn run<T>(
+        &mut self,
+        transition: T,
+        now: Millis,
+    ) -> Result<T::Outcome, RunError<X::Error, T::Refusal>>
+    where
+        T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
+    {
+        let result = self.tx.run(transition, now).await;
+        if let Err(RunError::Conflict(key)) = &result {
+            self.conflict.get_or_insert_with(|| key.clone());
+        }
+        result
     }
 }
 

@@ -32,7 +32,7 @@ const NOW: Millis = Millis::new(1_000);
 /// A sync store behind a network: each step waits once before it does its work, and once for the
 /// answer.
 #[derive(Debug, Default)]
-struct Yielding<S>(S);
+pub(crate) struct Yielding<S>(pub(crate) S);
 
 /// Pending once.
 async fn wait() {
@@ -107,7 +107,7 @@ fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output> {
 /// More polls than any operation here needs.
 const ENOUGH: usize = 1_000;
 
-fn block_on<F: Future>(future: F) -> F::Output {
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     poll_up_to(ENOUGH, future).unwrap()
 }
 
