@@ -31,7 +31,6 @@ use crate::time::Millis;
 use crate::upkeep::DeadLetter;
 use reading::readings;
 
-pub use crate::flow::CONFLICT_TRIES;
 pub use driver::{Call, NoCall, drive};
 
 /// What can go wrong in a store.

@@ -9,12 +9,12 @@ use core::task::{Context, Poll, Waker};
 use core::time::Duration;
 
 use twobox::call::{CallKey, Intend, Start, WhenUnknown};
-use twobox::flow::ExchangeFlow;
+use twobox::flow::{CONFLICT_TRIES, ExchangeFlow};
 use twobox::relay::{Exchange, RelaySettings};
 use twobox::store::asynchronous::{
     AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, AsyncWriting,
 };
-use twobox::store::{CONFLICT_TRIES, NoCall, asynchronous, drive};
+use twobox::store::{NoCall, asynchronous, drive};
 use twobox::{
     Applied, AsyncHandler, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure,
     DeliveryPolicy, Draft, Dump, Ending, Event, Fingerprint, Handled, Headers, Inbox, Key,
@@ -240,9 +240,8 @@ fn the_async_driver_is_the_sync_driver() {
     // And the dump and the statistics of both.
     let dump = block_on(async { Dump::of_async(&mut other.view().await.unwrap()).await.unwrap() });
     assert_eq!(dump, Dump::of(&mut sync.view().unwrap()).unwrap());
-    let stats =
-        block_on(async { Stats::of_async(&mut other.view().await.unwrap(), NOW).await.unwrap() });
-    assert_eq!(stats, Stats::of(&mut sync.view().unwrap(), NOW).unwrap());
+    let stats = block_on(async { other.view().await.unwrap().stats(NOW).await.unwrap() });
+    assert_eq!(stats, sync.view().unwrap().stats(NOW).unwrap());
     assert_ne!(stats, Stats::default());
 }
 

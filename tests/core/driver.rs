@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use twobox::store::CONFLICT_TRIES;
+use twobox::flow::CONFLICT_TRIES;
 use twobox::{
     Applied, Batch, Body, CommitOrder, Consumer, Draft, Event, EventId, Expect, Fingerprint, Key,
     Load, Millis, ParametersDiffer, Query, Reader, Receive, Received, Record, Register, Registered,
