@@ -87,7 +87,7 @@ defects! {
             ..RIGHT
         };
     a_lane_changes_without_a_lease: "contract::a_lane_changes_under_its_token",
-        ["a batch with the bad Lane", "OrderingKey(\"other\")", "must be a conflict"],
+        ["a batch with the bad Lane", "key: \"other\"", "must be a conflict"],
         Defect {
             guard: |guard| match (guard.change, guard.there.map(|row| &row.record)) {
                 (Change::Lane { token, .. }, Some(twobox::Record::Lane(_, row))) => {
@@ -109,19 +109,21 @@ defects! {
             ..RIGHT
         };
     a_lane_keeps_its_head_when_it_is_freed: "contract::a_lane_changes_under_its_token",
-        ["a lane after Free", "head: 4", "head: 6"],
+        ["row lanes ends", "head: 4", "head: 9"],
         Defect { edited: |row, token, edit, at| {
             let head = row.head;
             row.edited(token, edit, at).map(|row| LaneRow { head, ..row })
         }, ..RIGHT };
     a_freed_lane_stays_leased: "contract::a_lane_changes_under_its_token",
-        ["a lane after Free", "lease: Some"],
+        ["row lanes ends", "lease: Some"],
         Defect { edited: |row, token, edit, at| {
             let lease = row.lease.clone();
-            row.edited(token, edit, at).map(|row| LaneRow { lease, ..row })
+ let edited = row.edited(token, edit, at)?;
+ let frees = matches!(edit, LaneEdit::Free { .. });
+ Some(if frees { LaneRow { lease, ..edited } } else { edited })
         }, ..RIGHT };
     a_freed_lane_keeps_its_starts: "contract::a_lane_changes_under_its_token",
-        ["a lane after Free", "starts: 1"],
+        ["row lanes ends", "starts: 1"],
         Defect { edited: |row, token, edit, at| {
             let starts = row.starts;
             row.edited(token, edit, at).map(|row| LaneRow { starts, ..row })
@@ -134,7 +136,7 @@ defects! {
             Some(LaneRow { due, ..edited })
         }, ..RIGHT };
     an_empty_lane_stays_due: "contract::a_lane_changes_under_its_token",
-        ["due"],
+        ["with which nothing is left in it", "due: Some"],
         Defect { edited: |row, token, edit, at| {
             let edited = row.edited(token, edit, at)?;
             let due = if let LaneEdit::Free { due, .. } = edit { Some(*due) } else { edited.due };
@@ -142,7 +144,7 @@ defects! {
             Some(LaneRow { due, ..edited })
         }, ..RIGHT };
     a_renewed_lease_gets_shorter: "contract::any_change_is_followed",
-        ["Renew", "until"],
+        ["Renew", "row lanes"],
         Defect { edited: |row, token, edit, at| {
             let edited = row.edited(token, edit, at)?;
             let LaneEdit::Renew { until } = edit else { return Some(edited) };
@@ -150,7 +152,7 @@ defects! {
             Some(LaneRow { lease, due: Some(*until), ..edited })
         }, ..RIGHT };
     a_lane_keeps_when_it_changed: "contract::a_lane_changes_under_its_token",
-        ["a lane after Free", "changed_at"],
+        ["row lanes ends", "changed_at"],
         Defect { edited: |row, token, edit, at| {
             let changed_at = row.changed_at;
             row.edited(token, edit, at).map(|row| LaneRow { changed_at, ..row })

@@ -83,7 +83,8 @@ pub(crate) enum Way {
     LosesTheLastCommit,
     EachThirdCommitIsLost,
     CommitsAtDrop,
-    EverythingMayBeLost,
+    LosesWhatMayBeLost,
+    WhatMayBeLostTakesTheNext,
     OneThatMayBeLostIsEnough,
     IndexOneCommitLate,
     IndexAddsThenRemoves,
@@ -344,6 +345,8 @@ struct Kept {
     /// What the open transaction has written so far.
     open: Option<Arc<Disk>>,
     commits: usize,
+    /// Whether the last commit may be lost.
+    lost: bool,
 }
 
 /// The store.
@@ -364,7 +367,8 @@ impl Small {
         let kept = self.kept();
         let (disk, commits) = (kept.durable.clone(), kept.commits);
         drop(kept);
-        let kept = Kept { committed: disk.clone(), durable: disk, open: None, commits };
+        let (committed, durable) = (disk.clone(), disk);
+        let kept = Kept { committed, durable, commits, ..Kept::default() };
         Self { kept: Arc::new(Mutex::new(kept)), ..Self::new(self.defect) }
     }
 
@@ -725,9 +729,11 @@ impl Tx<'_> {
         }
         let before = std::mem::replace(&mut kept.committed, self.disk.clone());
         let (all, lost) = self.batches;
-        let may_be_lost = (all > 0 && lost == all)
+        let may_be_lost = (store.is(Way::LosesWhatMayBeLost) && all > 0 && lost == all)
             || (store.is(Way::OneThatMayBeLostIsEnough) && lost > 0)
-            || matches!(store.defect.way, Way::EverythingMayBeLost | Way::CommitsAtDrop);
+            || (store.is(Way::WhatMayBeLostTakesTheNext) && (lost > 0 || kept.lost))
+            || store.is(Way::CommitsAtDrop);
+        kept.lost = lost > 0;
         if store.is(Way::LosesTheLastCommit) {
             kept.durable = before;
         } else if store.is(Way::IndexOneCommitLate) {

@@ -215,7 +215,9 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
     let lease = Some(Lease { owner, until: Millis::new(20), through: 8 });
     let leased = LaneRow { lease, token: 5, ..row };
     let other = rows::lane("other", Some(Millis::new(20)))?;
-    fill(&harness, &[Record::Lane(key.clone(), leased.clone()), other])?;
+    let ends = OrderingKey::new("ends").map_err(Failure::new)?;
+    let last = Record::Lane(ends.clone(), leased.clone());
+    fill(&harness, &[Record::Lane(key.clone(), leased.clone()), other, last])?;
     let at = Millis::new(15);
     let change = |lane: &str, token, edit: LaneEdit| {
         let key = OrderingKey::new(lane).map_err(Failure::new)?;
@@ -231,7 +233,7 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
     };
     // An append meanwhile.
     let mut tx = harness.store().begin().map_err(Failure::store)?;
-    let appended = LaneRow { next: leased.next + 1, ..leased };
+    let appended = LaneRow { next: leased.next + 1, ..leased.clone() };
     let append = Record::Lane(key.clone(), appended.clone());
     write(&mut tx, vec![put(Expect::Revision(Revision::FIRST), append)])?;
     tx.commit().map_err(Failure::store)?;
@@ -252,6 +254,22 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         drop(tx);
         same(&format!("{what} must write nothing"), &committed(&harness)?, &right)?;
     }
+    // With nothing left in it, it is not due any more.
+    let all = LaneEdit::Free {
+        head: leased.next,
+        confirmed: 8,
+        starts: 0,
+        due: Millis::new(1),
+        blocked_by: None,
+    };
+    let what = format!("a lane after {all:?}, with which nothing is left in it");
+    let row = leased.edited(5, &all, at).ok_or_else(|| Failure::new("the token is right"))?;
+    let mut tx = harness.store().begin().map_err(Failure::store)?;
+    write(&mut tx, vec![change("ends", 5, all)?])?;
+    let keys = Query::rows([Key::Lane(ends.clone())]);
+    let right = [Stored { record: Record::Lane(ends, row), revision: Revision::FIRST.next() }];
+    same(&what, &load(&mut tx, &keys)?.rows, &right)?;
+    drop(tx);
     let mut row = appended;
     for (writes, edit) in (3..).zip([renew(), free()]) {
         let mut tx = harness.store().begin().map_err(Failure::store)?;
