@@ -19,6 +19,10 @@ macro_rules! keep {
     };
 }
 
+fn octets(body: &twobox::Body) -> twobox::Body {
+    twobox::Body::new("application/octet-stream", body.bytes()).unwrap()
+}
+
 fn unless_empty(reason: &Option<Reason>) -> Option<Reason> {
     reason.clone().filter(|reason| !reason.as_str().is_empty())
 }
@@ -50,9 +54,31 @@ defects! {
         keep!(Record::Request(_, row) => {
             row.fingerprint = Fingerprint::from_stored(row.fingerprint.digest(), "");
         });
-    a_body_has_no_type: "contract::columns_are_kept_apart",
-        ["row orders apart"],
-        keep!(Record::Order(_, row) => row.body = twobox::Body::new("text/plain", row.body.bytes()).unwrap());
+    an_order_has_no_content_type: "contract::columns_are_kept_apart",
+        ["row orders apart", "application/octet-stream"],
+        keep!(Record::Order(_, row) => row.body = octets(&row.body));
+    an_event_has_no_content_type: "contract::columns_are_kept_apart",
+        ["row events event-", "application/octet-stream"],
+        keep!(Record::Event(row) => row.event.body = octets(&row.event.body));
+    an_effect_has_no_content_type: "contract::columns_are_kept_apart",
+        ["row effects loyalty/apart", "application/octet-stream"],
+        keep!(Record::Effect(_, _, body) => *body = octets(body));
+    an_event_has_no_headers: "contract::columns_are_kept_apart",
+        ["row events event-", "headers: Headers([])"],
+        keep!(Record::Event(row) => row.event.headers = twobox::Headers::new());
+    an_event_is_of_its_request: "contract::columns_are_kept_apart",
+        ["row events event-", "order: \"order:req-001\""],
+        keep!(Record::Event(row) => row.event.order = twobox::OrderId::new("order:req-001").unwrap());
+    all_events_are_of_one_type: "contract::columns_are_kept_apart",
+        ["row events event-", "event_type: \"order.created\""],
+        keep!(Record::Event(row) => {
+            row.event.event_type = twobox::EventType::new("order.created").unwrap();
+        });
+    an_order_is_of_the_request_with_its_name: "contract::columns_are_kept_apart",
+        ["row orders apart", "scope: \"shop\""],
+        keep!(Record::Order(id, row) => {
+            row.request = twobox::RequestKey::new("shop", id.as_str()).unwrap();
+        });
     an_event_is_due_when_it_is_committed: "contract::columns_are_kept_apart",
         ["row events event-", "due: Millis(5021)"],
         keep!(Record::Event(row) => row.due = row.event.time);

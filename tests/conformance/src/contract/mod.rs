@@ -24,11 +24,12 @@ pub use beside::{a_view_is_a_snapshot, revisions_go_on, two_writers_lose_nothing
 pub(crate) use compare::{same, same_answer};
 pub use damage::{a_damaged_row_is_an_error, another_format_is_refused};
 pub use drivers::{
-    a_panic_leaves_nothing, own_rows_are_kept_as_the_harness_says, run_writes_once,
-    transact_ends_as_its_work_says, write_commits_what_its_work_wrote,
+    a_panic_leaves_nothing, own_rows_are_kept_as_the_harness_says, readings_are_answers,
+    run_writes_once, transact_ends_as_its_work_says, write_commits_what_its_work_wrote,
 };
 pub use model::{answers_are_those_of_the_model, answers_follow_every_change, walk_in_pages};
 pub use sizes::{answers_and_batches_of_any_size, bodies_of_any_size, keys_of_any_length};
+pub(crate) use states::Fixed;
 pub use states::{any_change_is_followed, every_state_follows_every_state};
 pub use values::{
     any_bytes_in_bodies, columns_are_kept_apart, every_state_comes_back, numbers_at_their_limits,
@@ -49,7 +50,7 @@ macro_rules! each_contract {
             transact_ends_as_its_work_says run_writes_once write_commits_what_its_work_wrote
             a_panic_leaves_nothing own_rows_are_kept_as_the_harness_says a_view_is_a_snapshot
             two_writers_lose_nothing revisions_go_on answers_and_batches_of_any_size
-            keys_of_any_length bodies_of_any_size columns_are_kept_apart
+            keys_of_any_length bodies_of_any_size columns_are_kept_apart readings_are_answers
         }
     };
 }

@@ -280,10 +280,10 @@ fn applied(shadow: &mut Shadow, batch: &Batch, found: twobox::Applied) -> Result
 }
 
 /// A transition that asks one thing and writes another, which is decided already.
-struct Fixed {
-    query: Query,
-    batch: Batch,
-    may_be_lost: bool,
+pub(crate) struct Fixed {
+    pub(crate) query: Query,
+    pub(crate) batch: Batch,
+    pub(crate) may_be_lost: bool,
 }
 
 impl Transition for Fixed {
