@@ -54,6 +54,9 @@ defects! {
             batch: |changes| changes.retain(|change| !matches!(change, Change::Delete { .. })),
             ..RIGHT
         };
+    conflicts_come_by_chance: "faults::buy_once",
+        ["faults have struck", "was to strike at point", "conflicts or errors of its own accord"],
+        does(Way::ConflictsByChance);
     leaves_out_a_damaged_row: "damage::a_damaged_row_is_an_error",
         ["row requests shop/row is damaged", "Rows"],
         does(Way::LeavesOutTheDamaged);

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
@@ -92,6 +93,7 @@ pub(crate) enum Way {
     SeenIsEnough,
     SeenForgetsTheIndex,
     RevisionsGoOnAfterDelete,
+    ConflictsByChance,
     OwnRows,
     LeavesOutTheDamaged,
     ReadsAnyFormat,
@@ -336,6 +338,9 @@ impl Disk {
         Self { due, places, dead, ..self.clone() }
     }
 }
+
+/// How many batches were applied in all stores.
+static APPLIED: AtomicUsize = AtomicUsize::new(0);
 
 /// What a program sees, and what a crash leaves.
 #[derive(Debug, Clone, Default)]
@@ -630,6 +635,9 @@ impl Tables for Tx<'_> {
 impl Tx<'_> {
     fn write(&mut self, batch: &Batch, seen: Option<&Seen<'_>>) -> Applied {
         let defect = self.store.defect;
+        if self.store.is(Way::ConflictsByChance) && APPLIED.fetch_add(1, Relaxed) % 7 == 6 {
+            return Applied::Conflict(None);
+        }
         let mut changes = batch.changes().to_vec();
         (defect.batch)(&mut changes);
         for (at, change) in changes.iter().enumerate() {
