@@ -198,6 +198,25 @@ defects! {
     counts_all_as_due: "contract::answers_are_those_of_the_model",
         ["the answer to Stats", "the counts are"],
         Defect { answer: |_, rows, _| rows.stats.all.due = rows.stats.all.pending, ..RIGHT };
+    counts_know_one_type: "contract::answers_are_those_of_the_model",
+        ["the answer to Stats", "the counts are"],
+        Defect { answer: |_, rows, _| {
+            let all = rows.stats.all;
+            rows.stats.by_type.values_mut().take(1).for_each(|counts| *counts = all);
+        }, ..RIGHT };
+    counts_how_old_the_youngest_is: "contract::answers_are_those_of_the_model",
+        ["the answer to Stats", "the counts are"],
+        Defect { answer: |_, rows, _| {
+            rows.stats.oldest_due = rows.stats.oldest_due.map(|_| core::time::Duration::ZERO);
+        }, ..RIGHT };
+    lanes_that_are_due_at_once_come_backwards: "contract::answers_are_those_of_the_model",
+        ["the answer to Due", "the order is wrong"],
+        Defect { answer: |query, rows, _| {
+            if matches!(query, Query::Due(_)) {
+                rows.lanes.reverse();
+                rows.lanes.sort_by_key(|lane| lane.row.due);
+            }
+        }, ..RIGHT };
     counts_fail: "contract::answers_are_those_of_the_model",
         ["Stats { now:", "the index is torn"],
         Defect { fails: |query| matches!(query, Query::Stats { .. }), ..RIGHT };

@@ -42,6 +42,12 @@ defects! {
     two_writers_lose_updates: "contract::two_writers_lose_nothing",
         ["two writers of one row that both change", "a write was lost", "lanes shared"],
         does(Way::WritersDoNotWait);
+    a_lease_that_is_renewed_loses_an_append: "contract::two_writers_lose_nothing",
+        ["one renews the lease and one appends", "a write was lost", "lanes shared"],
+        does(Way::LaneEditsMeetNoConflicts);
+    an_event_that_comes_again_is_the_old_one: "contract::any_change_is_followed",
+        ["the answer to", "e"],
+        does(Way::CachesEvents);
     the_index_comes_one_commit_late: "contract::every_state_follows_every_state",
         ["and a crash", "the answer to Due", "lane"],
         does(Way::IndexOneCommitLate);
@@ -70,4 +76,13 @@ defects! {
 fn what_may_be_lost_is_lost() {
     static DEFECT: Defect = does(Way::LosesWhatMayBeLost);
     crate::must_pass(&DEFECT, "contract::any_change_is_followed");
+}
+
+/// So is one with many writers that finds conflicts when it commits.
+#[test]
+fn writers_that_meet_conflicts_are_right() {
+    static DEFECT: Defect = does(Way::WritersMeetConflicts);
+    for check in ["two_writers_lose_nothing", "any_change_is_followed", "a_panic_leaves_nothing"] {
+        crate::must_pass(&DEFECT, &format!("contract::{check}"));
+    }
 }

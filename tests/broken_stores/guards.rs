@@ -97,8 +97,8 @@ defects! {
             },
             ..RIGHT
         };
-    a_lane_is_freed_beyond_its_end: "contract::any_change_is_followed",
-        ["the guard of lanes", "does not hold", "head:"],
+    a_lane_is_freed_beyond_its_end: "contract::a_lane_changes_under_its_token",
+        ["a batch with the bad Lane", "head: 11", "must be a conflict"],
         Defect {
             guard: |guard| match (guard.change, guard.there.map(|row| &row.record)) {
                 (Change::Lane { token, .. }, Some(twobox::Record::Lane(_, row))) => {
@@ -128,23 +128,23 @@ defects! {
             let starts = row.starts;
             row.edited(token, edit, at).map(|row| LaneRow { starts, ..row })
         }, ..RIGHT };
-    a_lane_that_is_blocked_stays_due: "contract::any_change_is_followed",
-        ["blocked_by: Some"],
+    a_lane_that_is_blocked_stays_due: "contract::a_lane_changes_under_its_token",
+        ["which is not due any more", "due: Some"],
         Defect { edited: |row, token, edit, at| {
             let edited = row.edited(token, edit, at)?;
             let due = if let LaneEdit::Free { due, .. } = edit { Some(*due) } else { edited.due };
             Some(LaneRow { due, ..edited })
         }, ..RIGHT };
     an_empty_lane_stays_due: "contract::a_lane_changes_under_its_token",
-        ["with which nothing is left in it", "due: Some"],
+        ["which is not due any more", "due: Some"],
         Defect { edited: |row, token, edit, at| {
             let edited = row.edited(token, edit, at)?;
             let due = if let LaneEdit::Free { due, .. } = edit { Some(*due) } else { edited.due };
             let due = due.filter(|_| edited.blocked_by.is_none());
             Some(LaneRow { due, ..edited })
         }, ..RIGHT };
-    a_renewed_lease_gets_shorter: "contract::any_change_is_followed",
-        ["Renew", "row lanes"],
+    a_renewed_lease_gets_shorter: "contract::a_lane_changes_under_its_token",
+        ["a lane after Renew { until: Millis(30) }", "until: Millis(30)"],
         Defect { edited: |row, token, edit, at| {
             let edited = row.edited(token, edit, at)?;
             let LaneEdit::Renew { until } = edit else { return Some(edited) };

@@ -13,8 +13,9 @@ mod states;
 mod values;
 
 use twobox::{
-    Applied, Batch, Change, Due, Expect, Key, LaneEdit, LaneRow, Lease, Load, Millis, OrderingKey,
-    Owner, Query, Reader, Record, Revision, Rows, Store, Stored, Table, Tables, Transaction,
+    Applied, Batch, Change, Due, EventId, Expect, Key, LaneEdit, LaneRow, Lease, Load, Millis,
+    OrderingKey, Owner, Query, Reader, Record, Revision, Rows, Store, Stored, Table, Tables,
+    Transaction,
 };
 
 use crate::failure::{Failure, ensure, short};
@@ -225,13 +226,12 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         Ok(Change::Lane { key, token, edit, at })
     };
     let renew = || LaneEdit::Renew { until: Millis::new(40) };
-    let free = || LaneEdit::Free {
-        head: 6,
-        confirmed: 5,
-        starts: 0,
-        due: Millis::new(30),
-        blocked_by: None,
+    let freed = |head, blocked_by| {
+        let due = Millis::new(30);
+        LaneEdit::Free { head, confirmed: head - 1, starts: 0, due, blocked_by }
     };
+    let free = || freed(6, None);
+    let shorter = || LaneEdit::Renew { until: Millis::new(30) };
     // An append meanwhile.
     let mut tx = harness.store().begin().map_err(Failure::store)?;
     let appended = LaneRow { next: leased.next + 1, ..leased.clone() };
@@ -244,6 +244,7 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         change("lane", 6, free())?,
         change("other", 5, free())?,
         change("nobody", 5, renew())?,
+        change("lane", 5, freed(appended.next + 1, None))?,
     ];
     for bad in bad {
         let what = format!("a batch with the bad {bad:?}");
@@ -255,24 +256,20 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         drop(tx);
         same(&format!("{what} must write nothing"), &committed(&harness)?, &right)?;
     }
-    // With nothing left in it, it is not due any more.
-    let all = LaneEdit::Free {
-        head: leased.next,
-        confirmed: 8,
-        starts: 0,
-        due: Millis::new(1),
-        blocked_by: None,
-    };
-    let what = format!("a lane after {all:?}, with which nothing is left in it");
-    let row = leased.edited(5, &all, at).ok_or_else(|| Failure::new("the token is right"))?;
-    let mut tx = harness.store().begin().map_err(Failure::store)?;
-    write(&mut tx, vec![change("ends", 5, all)?])?;
-    let keys = Query::rows([Key::Lane(ends.clone())]);
-    let right = [Stored { record: Record::Lane(ends, row), revision: Revision::FIRST.next() }];
-    same(&what, &load(&mut tx, &keys)?.rows, &right)?;
-    drop(tx);
+    // With nothing left in it, or blocked, it is not due any more.
+    let dead = Some(EventId::new("dead").map_err(Failure::new)?);
+    for edit in [freed(leased.next, None), freed(6, dead)] {
+        let what = format!("a lane after {edit:?}, which is not due any more");
+        let row = leased.edited(5, &edit, at).ok_or_else(|| Failure::new("the token is right"))?;
+        let mut tx = harness.store().begin().map_err(Failure::store)?;
+        write(&mut tx, vec![change("ends", 5, edit)?])?;
+        let keys = Query::rows([Key::Lane(ends.clone())]);
+        let record = Record::Lane(ends.clone(), row);
+        let right = [Stored { record, revision: Revision::FIRST.next() }];
+        same(&what, &load(&mut tx, &keys)?.rows, &right)?;
+    }
     let mut row = appended;
-    for (writes, edit) in (3..).zip([renew(), free()]) {
+    for (writes, edit) in (3..).zip([renew(), shorter(), free()]) {
         let mut tx = harness.store().begin().map_err(Failure::store)?;
         let order = rows::order(&format!("order-{writes}"), rows::body("an order")?)?;
         let what = format!("a lane after {edit:?}");
