@@ -206,6 +206,7 @@ impl<'a> ReceiveFlow<'a> {
         if self.spoilt {
             return Ask::RollBack;
         }
+        debug_assert_eq!(self.receipts.len(), self.messages.len(), "one receipt for each message");
         let batch = core::mem::take(&mut self.overlay).into_batch();
         match (batch.is_empty(), self.called) {
             (false, _) => Ask::Write(batch, Then::Commit),

@@ -66,6 +66,17 @@ impl Lanes {
         due.filter_map(|(_, lane)| lease(lane)).collect()
     }
 
+    /// Whether what is counted goes with what is held; each lane that is held is ready or publishes,
+    /// until it is ended.
+    fn adds_up(&self) -> bool {
+        let (held, ready) = (self.held.len(), self.ready.len());
+        let none = (self.events, self.bytes, self.publishing, self.alone) == (0, 0, 0, 0);
+        self.renewals.len() == held
+            && ready + self.publishing <= held
+            && self.alone <= held
+            && (held > 0 || none)
+    }
+
     /// Holds a lane. If it was held already, its old lease is lost: whether something was being
     /// published under it, and what.
     pub(super) fn hold(&mut self, leased: Leased, renew_at: Millis) -> Option<Lost> {
@@ -79,6 +90,7 @@ impl Lanes {
         let until = leased.until;
         let held = Held { leased, confirmed: 0, publishing: false, until, renew_at };
         self.held.insert(lane, held);
+        debug_assert!(self.adds_up());
         lost
     }
 
@@ -88,7 +100,9 @@ impl Lanes {
         if held.leased.lease.token == lease.token {
             self.renewals.remove(&(held.renew_at, lease.lane.clone()));
             self.renewals.insert((renew_at, lease.lane.clone()));
+            debug_assert!(until >= held.until, "a lease is never made shorter");
             (held.until, held.renew_at) = (until, renew_at);
+            debug_assert!(self.adds_up());
         }
     }
 
@@ -127,9 +141,11 @@ impl Lanes {
             }
         }
         for ticket in &tickets {
-            self.ready.remove(&ticket.lease.lane);
+            let was_ready = self.ready.remove(&ticket.lease.lane);
+            debug_assert!(was_ready, "one publish of a lane at a time");
         }
         self.publishing += tickets.len();
+        debug_assert!(tickets.len() <= most && self.adds_up());
         tickets
     }
 
@@ -138,6 +154,7 @@ impl Lanes {
         let Some(held) = self.held.get_mut(lane).filter(|held| held.publishing) else {
             return false;
         };
+        debug_assert!(held.confirmed < held.leased.events.len(), "something was being published");
         self.publishing -= 1;
         held.publishing = false;
         held.confirmed += 1;
@@ -153,10 +170,10 @@ impl Lanes {
         self.remove(lane).map(|held| held.leased.settle(held.confirmed, ending))
     }
 
-    /// The lanes of which nothing is being published.
+    /// The lanes of which nothing is being published: what is confirmed to its end was ended.
     pub(super) fn resting(&self) -> Vec<OrderingKey> {
-        let resting = self.held.iter().filter(|(_, held)| !held.publishing);
-        resting.map(|(lane, _)| lane.clone()).collect()
+        debug_assert_eq!(self.ready.len() + self.publishing, self.held.len());
+        self.ready.iter().cloned().collect()
     }
 
     /// All lanes.
@@ -180,6 +197,7 @@ impl Lanes {
         self.bytes -= bytes(&held.leased);
         self.alone -= usize::from(held.leased.alone);
         self.publishing -= usize::from(held.publishing);
+        debug_assert!(self.adds_up());
         Some(held)
     }
 }

@@ -514,6 +514,7 @@ impl RelayMachine {
         self.store_paused_until = None;
         self.lanes.all().iter().for_each(|lane| self.end_lane(lane, None));
         self.orphans.clear();
+        debug_assert!(self.lanes.is_empty() && self.lanes.publishing() == 0);
     }
 
     /// What there is to do next; `None` if there is nothing before the next event or timeout.
@@ -534,6 +535,10 @@ impl RelayMachine {
         if may_ask && !self.is_stopped() {
             let (claim, claim_bytes) = if self.wants_claim() { self.free() } else { (0, 0) };
             if claim > 0 || !self.settlements.is_empty() {
+                debug_assert!(
+                    self.settling.is_empty(),
+                    "an exchange ends before the next one begins"
+                );
                 self.transaction = Some(UnderWay::Exchange);
                 self.settling = core::mem::take(&mut self.settlements);
                 let settle = self.settling.clone();
@@ -601,7 +606,12 @@ impl RelayMachine {
             return Vec::new();
         }
         let most = if single { 1 } else { usize::MAX };
-        self.lanes.take(self.now, most, |lane| self.orphans.contains_key(lane))
+        let tickets = self.lanes.take(self.now, most, |lane| self.orphans.contains_key(lane));
+        debug_assert!(
+            tickets.is_empty() || !(self.is_paused() || self.is_stopping()),
+            "while it pauses or stops, nothing begins"
+        );
+        tickets
     }
 
     /// Whether this is the answer to the transaction that is under way, which has then ended.

@@ -207,6 +207,8 @@ impl Transition for Claim<'_> {
             }
             let mut row = lane.row.clone();
             let got = self.claim_lane(now, left, lane, &mut row, &mut batch, &mut claimed);
+            debug_assert!(got <= left, "no more is claimed than was asked for");
+            debug_assert_eq!(got > 0, row.lease.is_some(), "a lane is leased for its events alone");
             batch.update(lane.revision, Record::Lane(lane.key.clone(), row));
             left -= got;
             // A lane that gave nothing took the place of another one in the answer, and may be due
@@ -304,6 +306,7 @@ impl Claim<'_> {
             after = next.row.sequence;
         }
         debug_assert!(!events.is_empty(), "a lease covers an event");
+        debug_assert!(row.token > lane.row.token, "a token never comes again");
         let until = now + self.lease;
         row.head = events.first().map_or(row.head, LeasedEvent::sequence);
         row.lease = Some(Lease { owner: self.owner.clone(), until, through: after });

@@ -232,7 +232,12 @@ impl CommitOrder<'_> {
             };
             batch.insert(Record::Event(EventRow { event, sequence, due }));
         }
+        debug_assert!(lanes.is_sorted_by(|a, b| a.0 < b.0), "each lane is written once");
         for (key, lane, revision) in lanes {
+            debug_assert!(
+                lane.next > rows.lane(&key).map_or(1, |(found, _)| found.next),
+                "a place is given once"
+            );
             batch.put(revision, Record::Lane(key, lane));
         }
     }

@@ -170,6 +170,10 @@ impl LaneRow {
                 row.lease = Some(Lease { until, ..lease.clone() });
             }
         }
+        debug_assert!(
+            row.token == self.token && row.next == self.next,
+            "the holder takes no place"
+        );
         Some(row)
     }
 

@@ -145,7 +145,9 @@ fn put_first(
     changed: &[&EventId],
     pending: &[(u64, Millis, &EventId)],
 ) {
-    let kept = view.pending.iter().find(|next| !changed.contains(&&next.id));
+    let mut changed = changed.to_vec();
+    changed.sort_unstable();
+    let kept = view.pending.iter().find(|next| changed.binary_search(&&next.id).is_err());
     let kept = kept.map(|next| (next.row.sequence, next.row.due, &next.id));
     let first = pending.iter().copied().chain(kept).min();
     if first.map(|(_, _, id)| id) != view.pending.first().map(|next| &next.id) {

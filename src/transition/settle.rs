@@ -51,6 +51,11 @@ impl Settlement {
             (_, rest) => (None, rest),
         };
         let last = leased.events.last().map_or(leased.confirmed, LeasedEvent::sequence);
+        debug_assert_eq!(
+            done.len() + usize::from(ended.is_some()) + rest.len(),
+            leased.events.len(),
+            "each event under the lease is settled or released"
+        );
         Self {
             lease: leased.lease.clone(),
             count: done.len(),
@@ -93,6 +98,7 @@ impl Settlement {
         let (head, due) = if dead { (event.sequence() + 1, due) } else { (row.sequence, row.due) };
         let blocks = dead && policy.when_dead == WhenDead::Block;
         let blocked_by = blocks.then(|| event.message.event.id.clone());
+        debug_assert!(dead || row.sequence == event.sequence(), "only a redrive moves an event");
         (LaneEdit::Free { head, confirmed, starts: 0, due, blocked_by }, Some(row))
     }
 
