@@ -413,7 +413,7 @@ impl<'a, S: Store + 'static> World<'a, S> {
             Heard::Renewed(renewed) => {
                 self.told.renewals += renewed.leases.len() as u32;
                 // What is under way under a lease that is lost arrives all the same.
-                let _lost = machine.conclude_renewal(clock, Ok(renewed));
+                machine.conclude_renewal(clock, Ok(renewed));
             }
             Heard::Published(ticket, answer) => machine.handle_published(clock, &ticket, answer),
         }

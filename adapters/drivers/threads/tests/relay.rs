@@ -85,14 +85,18 @@ impl Clock {
             seen.see(now.get());
             now
         };
-        let relay = RelayThread::spawn(store.clone(), publishers, settings, look).unwrap();
+        let publishers: Vec<P> = publishers.into_iter().collect();
+        let workers = publishers.len();
+        let relay = RelayThread::spawn(store.clone(), workers, publishers, settings, look).unwrap();
         self.0.1.lock().unwrap().push((relay.waker(), weak));
         relay
     }
 }
 
 fn settings(name: &str) -> RelaySettings {
-    RelaySettings { poll: HOUR, lease: LEASE, ..RelaySettings::new(Owner::new(name).unwrap()) }
+    let publish_timeout = HOUR * 24;
+    let own = RelaySettings::new(Owner::new(name).unwrap());
+    RelaySettings { poll: HOUR, lease: LEASE, publish_timeout, ..own }
 }
 
 /// Settings with which an event is never given up.
@@ -725,11 +729,11 @@ fn a_wait_has_an_end() {
 fn what_makes_no_sense_is_refused() {
     let store = Arc::new(MemoryStore::new());
     let none: [Told; 0] = [];
-    let refused = RelayThread::spawn(store.clone(), none, settings("relay-1"), || Millis::new(1))
+    let refused = RelayThread::spawn(store.clone(), 1, none, settings("relay-1"), || Millis::new(1))
         .unwrap_err();
     assert!(matches!(refused, SpawnError::NoPublisher), "{refused}");
     let wrong = RelaySettings { window: 0, ..settings("relay-1") };
-    let refused = RelayThread::spawn(store, told(1).0, wrong, || Millis::new(1)).unwrap_err();
+    let refused = RelayThread::spawn(store, 1, told(1).0, wrong, || Millis::new(1)).unwrap_err();
     assert!(matches!(refused, SpawnError::Settings(_)), "{refused}");
 }
 
