@@ -5,7 +5,7 @@ use core::time::Duration;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use twobox::relay::{Action, Published, Publisher, Relay, RelayMachine, Ticket};
+use twobox::relay::{Action, Published, Publisher, Relay, RelayMachine, RelaySettings, Ticket};
 use twobox::store::{NoCall, drive};
 use twobox::{
     Checked, Claim, DeliveryPolicy, EventId, InProcess, Inbox, Load, Message, Millis, OrderingKey,
@@ -154,7 +154,8 @@ fn f02_a_consumer_that_asks_for_order_gets_it() {
 fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
     on_each_store!(|store: S| {
         place(store, "a", (0..10).map(|_| draft("t", "k")), at(0));
-        let mut machine = RelayMachine::new(settings("slow"), at(0)).unwrap();
+        let slow = RelaySettings { publish_timeout: Duration::from_secs(60), ..settings("slow") };
+        let mut machine = RelayMachine::new(slow, at(0)).unwrap();
         let policy = machine.settings().policy.clone();
         let (mut now, mut renewals, mut published) = (at(0), 0, Vec::new());
         // What is being published, and when that will have ended.
@@ -180,6 +181,9 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
                     let [ticket] = <[Ticket; 1]>::try_from(tickets).unwrap();
                     assert!(under_way.is_none(), "one at a time");
                     under_way = Some((ticket, now + Duration::from_secs(10)));
+                }
+                other @ Some(Action::BreakOff(_) | Action::GiveUp(_)) => {
+                    panic!("nothing is lost or overdue: {other:?}")
                 }
                 None if pending(store) == 0 => break,
                 None => {
@@ -287,7 +291,7 @@ fn f04_an_event_that_kills_the_process_is_dead_and_no_other() {
             let policy = policy.checked().unwrap();
             let (mut now, mut deaths) = (at(0), 0);
             for life in 0..200 {
-                let settings = twobox::relay::RelaySettings {
+                let settings = RelaySettings {
                     policy: policy.clone(),
                     ..settings(&format!("relay-{life}"))
                 };

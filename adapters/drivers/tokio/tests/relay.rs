@@ -34,7 +34,9 @@ const LEASE: Duration = Duration::from_secs(30);
 const START: Millis = Millis::new(1_000_000);
 
 fn settings(name: &str) -> RelaySettings {
-    RelaySettings { poll: HOUR, lease: LEASE, ..RelaySettings::new(Owner::new(name).unwrap()) }
+    let publish_timeout = HOUR * 24;
+    let own = RelaySettings::new(Owner::new(name).unwrap());
+    RelaySettings { poll: HOUR, lease: LEASE, publish_timeout, ..own }
 }
 
 /// Settings with which an event is never given up.
