@@ -17,8 +17,8 @@ mod batch;
 
 use alloc::vec::Vec;
 
-pub(crate) use answer::seek;
 pub use answer::{Delivery, Lane, Rows};
+pub(crate) use answer::{LaneRows, seek};
 pub use batch::{Batch, Change, Expect, Write};
 
 use crate::ids::EventId;

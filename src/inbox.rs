@@ -28,7 +28,7 @@ pub struct Inbox<R> {
     reception: Reception,
 }
 
-/// How a consumer receives.
+/// How a consumer receives, as its inbox was told: see [`Inbox::reception`].
 #[derive(Debug, Clone)]
 pub struct Reception {
     consumer: Consumer,
@@ -105,6 +105,12 @@ impl<R> Inbox<R> {
     pub fn max_failures(mut self, limit: u32) -> Self {
         self.reception.max_failures = limit.max(1);
         self
+    }
+
+    /// How it receives, for whoever drives a [`ReceiveFlow`] by themselves.
+    #[must_use]
+    pub const fn reception(&self) -> &Reception {
+        &self.reception
     }
 
     /// Holds an event back until the one that was published before it in its ordering key has been

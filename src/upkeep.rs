@@ -26,7 +26,7 @@ pub struct DeadLetter {
 }
 
 /// The dead events with an id after `after`, at most `limit`, in the order of their ids. To redrive
-/// or discard some of them, see [`Redrive`] and [`Discard`](crate::Discard).
+/// or discard some of them, see [`Redrive`](crate::Redrive) and [`Discard`](crate::Discard).
 ///
 /// # Errors
 ///
@@ -74,7 +74,8 @@ impl From<crate::Delivery> for DeadLetter {
 }
 
 /// Redrives all dead events, or all of one type, in transactions of at most 256 each. `window` is
-/// as in [`Redrive::new`]; what is past it is refused, and stands in the answer.
+/// as in [`Redrive::new`](crate::Redrive::new); what is past it is refused, and stands in the
+/// answer.
 ///
 /// # Errors
 ///

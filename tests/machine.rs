@@ -258,7 +258,8 @@ impl Driver {
                     );
                 }
                 Action::BreakOff(lost) => {
-                    let of = |lease: &LeaseRef| self.publishing.iter().any(|it| it.0.lease == *lease);
+                    let of =
+                        |lease: &LeaseRef| self.publishing.iter().any(|it| it.0.lease == *lease);
                     assert!(lost.iter().all(of), "it breaks off what is not under way");
                     let held = |lease: &LeaseRef| {
                         self.leases.get(&lease.token).is_some_and(|given| !given.lost)
@@ -590,9 +591,7 @@ impl Driver {
             ),
             // An answer that was given before.
             1 => {
-                if let Some(ticket) =
-                    self.old.last().filter(|ticket| !self.is_under_way(ticket))
-                {
+                if let Some(ticket) = self.old.last().filter(|ticket| !self.is_under_way(ticket)) {
                     self.machine.handle_published(
                         self.clock,
                         ticket,

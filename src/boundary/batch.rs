@@ -141,6 +141,11 @@ impl Batch {
         Self { changes: Vec::with_capacity(changes), may_be_lost: false }
     }
 
+    /// Makes room for so many changes more, and for no others.
+    pub(crate) fn reserve(&mut self, changes: usize) {
+        self.changes.reserve_exact(changes);
+    }
+
     /// The changes, in the order of their keys.
     #[must_use]
     pub fn changes(&self) -> &[Change] {

@@ -2,7 +2,20 @@
 //!
 //! An adapter implements [`Reader`] and [`Store`] with their transactions, or their async twins in
 //! [`asynchronous`]: begin, load, apply, commit. Everything else is provided. What each method must
-//! do, so that the promises hold, is said on the method, and checked by the conformance kit.
+//! do, so that the promises hold, is said on the method, under "To be correct", and checked by the
+//! conformance kit.
+//!
+//! For all of them:
+//!
+//! - **A conflict ends a transaction.** After a guard that does not hold, and after an error that
+//!   [is a conflict](StoreError::is_conflict), nothing is read, written or committed in it any more;
+//!   whoever owns it rolls it back and begins again. Which row it was may be unknown.
+//! - **Numbers and times fit a signed 64-bit column.** [`Millis::MAX`] is [`i64::MAX`], and no
+//!   sequence, revision, token or count is larger.
+//! - **Texts are compared as bytes**, in keys and in the order of answers. They have no control
+//!   characters; bodies may have any byte.
+//! - **A panic of the user's work is an end like any other**: the transaction is rolled back, and
+//!   the store goes on.
 
 pub mod asynchronous;
 
@@ -87,7 +100,9 @@ pub trait Load {
     /// - The answer is complete, and in the order that the query defines.
     /// - Within one transaction, it shows what was applied before, and nothing that others have not
     ///   committed.
-    /// - A lane and what is pending in it come from one snapshot.
+    /// - A lane and what is pending in it come from one snapshot, also where the store takes several
+    ///   statements for them: the guard of the lane would otherwise hold for a decision over rows
+    ///   that have changed since.
     fn load(&mut self, query: &Query) -> Result<Rows, Self::Error>;
 
     readings!(sync_readings);
@@ -104,7 +119,7 @@ pub trait Tables: Load {
     /// # To be correct
     ///
     /// - Every guard is checked before anything is written. If one does not hold, nothing is
-    ///   written, and its key is returned.
+    ///   written, and its key is returned, if it is known. The transaction is then over.
     /// - All changes are written, or the transaction cannot be committed.
     /// - Nothing is visible to others before the commit, and after it either everything or nothing
     ///   is.
@@ -381,8 +396,8 @@ impl<X> DerefMut for Writing<'_, X> {
 pub enum Applied {
     /// All of it.
     Written,
-    /// Nothing, since a row is not what the batch expects.
-    /// If it is known which row it is, this is its key.
+    /// Nothing, since a row is not what the batch expects: this one, if the store knows which. The
+    /// transaction is over, whatever else might still be done in it.
     Conflict(Option<Key>),
 }
 

@@ -111,7 +111,7 @@ impl Transition for Intend {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
-        let mut batch = Batch::new();
+        let mut batch = Batch::with_capacity(1);
         let new = rows.call(&self.0.consumer, &self.0.event).is_none();
         if new {
             self.0.write(
@@ -208,7 +208,7 @@ impl Transition for Start {
                 (CallState::Unknown, Started::Wait)
             }
         };
-        let mut batch = Batch::new();
+        let mut batch = Batch::with_capacity(1);
         if state == CallState::Started {
             let row = CallRow { state, at: now, starts: start, note: row.note.clone() };
             self.call.write(&mut batch, Some(revision), row);
@@ -311,7 +311,7 @@ impl Transition for Resolve {
             CallEnd::NotDone(reason) => (CallState::Intended, Some(reason.clone())),
             CallEnd::Unknown(reason) => (CallState::Unknown, Some(reason.clone())),
         };
-        let mut batch = Batch::new();
+        let mut batch = Batch::with_capacity(1);
         self.call.write(
             &mut batch,
             Some(revision),

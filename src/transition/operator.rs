@@ -92,12 +92,14 @@ impl Targets {
         let mut targets: Vec<&Delivery> = rows.deliveries.iter().collect();
         targets.sort_unstable_by_key(|next| (&next.row.lane, next.row.sequence, &next.id));
         let mut views = rows.lanes.iter().peekable();
+        // The events of a lane that were changed, and of them those that are pending now.
+        let (mut changed, mut pending) = (Vec::new(), Vec::new());
         for targets in targets.chunk_by(|a, b| a.row.lane == b.row.lane) {
             // A lane is there for as long as one of its events is.
             let Some(view) = seek(&mut views, &targets[0].row.lane) else { continue };
             let mut lane = view.row.clone();
-            // The events that were changed, and of them those that are pending now.
-            let (mut changed, mut pending) = (Vec::new(), Vec::new());
+            changed.clear();
+            pending.clear();
             for target in targets {
                 let mut row = target.row.clone();
                 match change(&target.id, view.state(&row), &mut row, &mut lane) {
@@ -115,9 +117,9 @@ impl Targets {
                 continue;
             }
             if lane.lease.is_none() {
-                put_first(now, view, &mut lane, &changed, pending);
+                put_first(now, view, &mut lane, &changed, &pending);
             }
-            operated.done.extend(changed.into_iter().cloned());
+            operated.done.extend(changed.iter().copied().cloned());
             lanes.update(view.revision, Record::Lane(view.key.clone(), lane));
         }
         batch.append(lanes);
@@ -141,11 +143,11 @@ fn put_first(
     view: &Lane,
     lane: &mut LaneRow,
     changed: &[&EventId],
-    pending: Vec<(u64, Millis, &EventId)>,
+    pending: &[(u64, Millis, &EventId)],
 ) {
     let kept = view.pending.iter().find(|next| !changed.contains(&&next.id));
     let kept = kept.map(|next| (next.row.sequence, next.row.due, &next.id));
-    let first = pending.into_iter().chain(kept).min();
+    let first = pending.iter().copied().chain(kept).min();
     if first.map(|(_, _, id)| id) != view.pending.first().map(|next| &next.id) {
         lane.starts = 0;
     }

@@ -138,6 +138,8 @@ impl InOrder {
             return;
         }
         let row = PositionRow { begun, sequence, at: now };
+        // An inbox row may follow, and an effect.
+        batch.reserve(3);
         let record = Record::Position(consumer.clone(), self.ordering_key.clone(), row);
         batch.put(self.found(consumer, rows).map(|(_, revision)| revision), record);
     }
@@ -223,6 +225,7 @@ impl Transition for Receive {
             reason: None,
             effect: self.effect.is_some(),
         };
+        batch.reserve(1 + usize::from(self.effect.is_some()));
         self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         if let Some(effect) = &self.effect {
             let (consumer, event) = (self.arrival.consumer.clone(), self.arrival.event.clone());
@@ -313,6 +316,7 @@ impl Transition for CountFailure {
         if let Some(state) = state {
             let (content, reason) = (self.arrival.content, Some(self.reason.clone()));
             let row = InboxRow { content, at: now, state, failures, reason, effect: false };
+            batch.reserve(1);
             self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         }
         Ok(Decision::new(batch, outcome))
@@ -358,6 +362,7 @@ impl Transition for Retry {
         let poisoned = found.filter(|(row, _)| row.state == InboxState::Poisoned);
         if let Some((row, revision)) = poisoned {
             let row = InboxRow { at: now, state: InboxState::Failing, failures: 0, ..row.clone() };
+            batch.reserve(1);
             batch.update(revision, Record::Inbox(self.consumer.clone(), self.event.clone(), row));
         }
         Ok(Decision::new(batch, poisoned.is_some()))

@@ -156,7 +156,7 @@ impl Transition for Register<'_> {
                 registered_at: now,
                 placed: None,
             };
-            let mut batch = Batch::new();
+            let mut batch = Batch::with_capacity(1);
             batch.insert(Record::Request(self.request.key.clone(), row));
             return Ok(Decision::new(batch, Registered::New));
         };

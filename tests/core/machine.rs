@@ -317,8 +317,8 @@ fn an_exchange_is_two_transitions_at_most() {
     for settles in [false, true] {
         for claim in [0, 1, 8] {
             let settle = if settles { vec![result.clone()] } else { vec![] };
-            let (settle, claims) =
-                Exchange { settle, claim, claim_bytes: 1, claim_run: 1 }.into_transitions(&settings);
+            let (settle, claims) = Exchange { settle, claim, claim_bytes: 1, claim_run: 1 }
+                .into_transitions(&settings);
             assert_eq!((settle.is_some(), claims.is_some()), (settles, claim > 0));
         }
     }

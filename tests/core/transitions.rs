@@ -891,9 +891,11 @@ fn guards(batch: &Batch, rows: &Rows) -> Result<(), TestCaseError> {
         all.filter(|next| next.id == *id).any(|next| Expect::from(next.revision) == expect)
     };
     batch.changes().iter().try_for_each(|change| {
-        let read = match change.key() {
-            Key::Lane(key) => lane(&key).map(|(_, revision)| revision),
-            key => rows.get(&key).map(|stored| stored.revision),
+        let key = change.key();
+        let read = if let Key::Lane(key) = &key {
+            lane(key).map(|(_, revision)| revision)
+        } else {
+            rows.get(&key).map(|stored| stored.revision)
         };
         match change {
             Change::Put { expect, record: Record::Outbox(id, _) } => {

@@ -71,12 +71,14 @@
 //! to the adapter.
 
 pub mod asynchronous;
+mod chance;
 pub mod contract;
 mod failure;
 mod fault;
 mod faulty;
 mod harness;
 pub mod matrix;
+mod own;
 mod reference;
 mod run;
 pub mod scenario;
@@ -90,10 +92,10 @@ pub use failure::Failure;
 pub use fault::{
     ApplyFault, BeginFault, CommitFault, Fault, LoadFault, Point, PublishFault, Site, WaitFault,
 };
-pub use harness::{ErrorOf, Harness, Subject, TxOf};
+pub use harness::{Damage, ErrorOf, Harness, Subject, TxOf};
 pub use reference::Reference;
 pub use scenario::Scenario;
-pub use suite::failures;
+pub use suite::{check, failures};
 pub use world::Layout;
 
 /// The README, whose example is a test.

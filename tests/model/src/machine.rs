@@ -129,7 +129,10 @@ impl Driven {
                 .map(|lane| Input::Published(lane.clone(), Answer::Confirmed))
         };
         let hung = || {
-            self.hung.keys().next().map(|(lane, token)| Input::BrokenOff(lane.clone(), *token, false))
+            self.hung
+                .keys()
+                .next()
+                .map(|(lane, token)| Input::BrokenOff(lane.clone(), *token, false))
         };
         let start = || (self.machine.phase() == Phase::Stopped).then_some(Input::Start);
         self.transaction

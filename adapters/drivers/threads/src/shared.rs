@@ -19,11 +19,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(clock: Box<dyn Fn() -> Millis + Send + Sync>, status: Status) -> Self {
-        Self {
-            mailbox: Mailbox::default(),
-            board: Board::new(status),
-            clock,
-        }
+        Self { mailbox: Mailbox::default(), board: Board::new(status), clock }
     }
 
     pub(crate) fn now(&self) -> Millis {

@@ -739,8 +739,9 @@ fn a_wait_has_an_end() {
 fn what_makes_no_sense_is_refused() {
     let store = Arc::new(MemoryStore::new());
     let none: [Told; 0] = [];
-    let refused = RelayThread::spawn(store.clone(), 1, none, settings("relay-1"), || Millis::new(1))
-        .unwrap_err();
+    let refused =
+        RelayThread::spawn(store.clone(), 1, none, settings("relay-1"), || Millis::new(1))
+            .unwrap_err();
     assert!(matches!(refused, SpawnError::NoPublisher), "{refused}");
     let wrong = RelaySettings { window: 0, ..settings("relay-1") };
     let refused = RelayThread::spawn(store, 1, told(1).0, wrong, || Millis::new(1)).unwrap_err();

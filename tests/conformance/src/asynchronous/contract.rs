@@ -24,9 +24,9 @@ macro_rules! each_async_contract {
 async fn committed<S: AsyncStore>(store: &S) -> Result<Vec<Stored>, Failure> {
     let mut rows = Vec::new();
     for walk in crate::side::walks() {
-        let once = store.load_once(&walk).await.map_err(Failure::store)?;
+        let once = store.load_once(&walk).await.map_err(Failure::load(&walk))?;
         let mut view = store.view().await.map_err(Failure::store)?;
-        same("load_once", &once.rows, &view.load(&walk).await.map_err(Failure::store)?.rows)?;
+        same("load_once", &once.rows, &view.load(&walk).await.map_err(Failure::load(&walk))?.rows)?;
         rows.extend(once.rows);
     }
     Ok(rows)
@@ -89,7 +89,7 @@ pub fn steps_in_one_trip_are_as_one_by_one<H: AsyncHarness>() -> Result<(), Fail
                 "autocommit" => store.autocommit(&good).await,
                 "apply_and_commit" => {
                     let mut tx = store.begin().await.map_err(Failure::store)?;
-                    same("at first", &tx.load(&all).await.map_err(Failure::store)?.rows, &[])?;
+                    same("at first", &tx.load(&all).await.map_err(Failure::load(&all))?.rows, &[])?;
                     tx.apply_and_commit(&good).await
                 }
                 _ => {
