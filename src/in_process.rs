@@ -67,7 +67,7 @@ impl<R: Deref<Target: AsyncStore>, H> InProcess<R, H> {
 }
 
 impl<R, H> InProcess<R, H> {
-    /// Asks for each message, before its batch is delivered, whether something goes wrong with it.
+    /// Injects faults: `faults` is asked for each message, before its batch is delivered.
     pub fn with_faults<F: FnMut(&Message) -> Option<Fault>>(self, faults: F) -> InProcess<R, H, F> {
         InProcess { inbox: self.inbox, handler: self.handler, faults }
     }

@@ -55,14 +55,14 @@ impl Reception {
     }
 }
 
-/// What a handler made of an event.
+/// What a handler did about an event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Handled {
     /// It is done; what was written goes into the commit.
     Done,
     /// It is done, and this is recorded in the table of effects.
     Effect(Body),
-    /// Not now: nothing is written, not even that it came, and it is to come again (F9).
+    /// Not now: nothing is written, not even that the event arrived, and it is to come again (F9).
     Defer(Reason),
 }
 
@@ -82,9 +82,9 @@ pub enum Receipt {
     /// The handler failed; that was counted, its effect was rolled back, and the event is to come
     /// again.
     Failed(Reason),
-    /// It has failed too often and is set aside with its last reason; it need not come again.
+    /// It has failed too often and is set aside, with the last reason; it need not come again.
     Poisoned,
-    /// It has other content than what was received under its id.
+    /// Its content differs from what was received under its id.
     Refused(ContentDiffers),
 }
 
@@ -133,8 +133,9 @@ impl<R: Deref<Target: Store>> Inbox<R> {
     /// Receives an event: if it comes for the first time, `handler` runs in the transaction that
     /// marks it as applied.
     ///
-    /// An error of the handler rolls back what it wrote and is counted; a panic rolls back and is
-    /// not caught. The handler may run more than once, if the transaction meets another one.
+    /// An error of the handler rolls back what it wrote and counts as a failure; a panic rolls back
+    /// and is not caught. The handler may run more than once, if the transaction conflicts with
+    /// another one.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! What an operator wants to know at a glance: how much waits, for how long, and what was given up
-//! (P3).
+//! What an operator wants to see at a glance: how much is waiting, for how long, and what was given
+//! up (P3).
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
@@ -17,8 +17,8 @@ use crate::time::Millis;
 pub struct Counts {
     /// Events to be delivered; leased ones among them.
     pub pending: u64,
-    /// Pending events that nothing but a relay keeps waiting: due, not leased, not behind one that
-    /// is not due or in a blocked lane.
+    /// Pending events that wait for nothing but a relay: due, not leased, in no blocked lane, and
+    /// behind none that is not due.
     pub due: u64,
     /// Pending events that are being delivered.
     pub leased: u64,

@@ -1,5 +1,5 @@
 //! What an operator or a timer does to a whole store, page by page: look at dead letters, redrive
-//! them, purge what is past (P3, P7).
+//! them, and purge what is past its retention (P3, P7).
 
 use alloc::vec::Vec;
 use core::convert::Infallible;

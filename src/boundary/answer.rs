@@ -1,5 +1,5 @@
-//! What a store answers to a query: rows, lanes with what is pending in them, events with how they
-//! stand.
+//! What a store answers to a query: rows, lanes with their pending events, and events with their
+//! delivery state.
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -14,12 +14,13 @@ use crate::table::{
     Record, RequestRow, Revision, Stored, Table,
 };
 
-/// The answer to a [`Query`](crate::Query), which says what is in it, and in which order.
+/// The answer to a [`Query`](crate::Query). The query's documentation says what is in it, and in
+/// which order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rows {
     /// Rows of tables.
     pub rows: Vec<Stored>,
-    /// Events, and how they stand.
+    /// Events with their delivery state.
     pub deliveries: Vec<Delivery>,
     /// Lanes, and what is pending in them.
     pub lanes: Vec<Lane>,
@@ -29,7 +30,7 @@ pub struct Rows {
     pub stats: Stats,
 }
 
-/// How an event stands in its lane.
+/// An event with its delivery state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Delivery {
     /// The event.

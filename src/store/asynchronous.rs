@@ -1,6 +1,6 @@
 //! The async twins of the store traits, for stores that are reached over a network.
 //!
-//! They differ from the sync ones in two things. Each step may wait, and a future may be dropped at
+//! They differ from the sync ones in two ways. Each step may wait, and a future may be dropped at
 //! any await: what was not committed is then rolled back, as if the program had died there. And
 //! what follows a step is said with it, so that a store can send both in one round trip: a write
 //! with the commit or the next question ([`AsyncTables::apply_then_load`],

@@ -46,11 +46,11 @@ pub use driver::{Call, NoCall, drive};
 
 /// What can go wrong in a store.
 ///
-/// A store with many writers says which of its errors mean that another transaction was in the way:
-/// the transaction is then over, and what was to be done is done again.
+/// A store with many writers says which of its errors mean that another transaction was in the way.
+/// The transaction is then over, and is run again.
 pub trait StoreError: core::error::Error + 'static {
-    /// Whether another transaction was in the way, such as a serialization failure or a deadlock,
-    /// so that nothing was changed and doing the same again helps.
+    /// Whether another transaction was in the way, as after a serialization failure or a deadlock:
+    /// nothing was changed, and a retry helps.
     fn is_conflict(&self) -> bool {
         false
     }
@@ -108,7 +108,7 @@ pub trait Load {
     readings!(sync_readings);
 }
 
-/// Tables within an open transaction, whoever will commit it.
+/// Tables within an open transaction, which its owner will commit.
 pub trait Tables: Load {
     /// Writes a batch.
     ///
@@ -190,7 +190,7 @@ pub trait Transaction: Tables {
     fn commit(self) -> Result<(), Self::Error>;
 }
 
-/// A store that can be read.
+/// A store that can be read from.
 pub trait Reader {
     /// What can go wrong in the store.
     type Error: StoreError;
@@ -231,8 +231,8 @@ pub trait Store: Reader {
     ///
     /// A store may let callers that come at the same time share a transaction and its commit, and
     /// runs `work` again if that could not be committed for a reason that lies with another one.
-    /// Nobody notices: an answer, also one after [`End::RollBack`], is given when what it was found
-    /// in is committed.
+    /// Callers do not notice: an answer, also one after [`End::RollBack`], is given once what it
+    /// follows from is committed.
     ///
     /// # Errors
     ///
@@ -253,8 +253,8 @@ pub trait Store: Reader {
     ///
     /// # Errors
     ///
-    /// [`RunError`]; only after [`RunError::Unknown`] may anything have changed. Doing the same
-    /// again is always safe.
+    /// [`RunError`]; only after [`RunError::Unknown`] may anything have changed. Retrying is always
+    /// safe.
     fn run<T: Transition>(
         &self,
         transition: T,
@@ -266,7 +266,7 @@ pub trait Store: Reader {
     /// Runs `work` in a transaction of its own and commits it, if it returns `Ok`: transitions and
     /// the user's own rows in one commit. An error or a panic in `work` rolls everything back.
     /// After a conflict, or as [`Store::transact`] says, `work` is run again from the beginning, so
-    /// it must not do anything outside of the transaction that may not be done twice.
+    /// it must do nothing outside the transaction that may not be done twice.
     ///
     /// # Errors
     ///
@@ -401,21 +401,20 @@ pub enum Applied {
     Conflict(Option<Key>),
 }
 
-/// Why a transition did not come to its end. `E` is the store's error, `R` the refusal.
+/// Why a transition failed. `E` is the store's error, `R` the refusal.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RunError<E, R> {
     /// The rules do not allow it. Nothing was changed.
     #[error("{0}")]
     Refused(R),
-    /// Another transaction was in the way: it has changed this row since it was read, if it is
-    /// known which one. Nothing was changed: roll back and run it again.
+    /// Another transaction was in the way: it has changed this row since it was read, if the store
+    /// knows which. Nothing was changed: roll back and retry.
     #[error("another transaction was in the way{}; roll back and run it again", of_row(.0))]
     Conflict(Option<Key>),
-    /// The store failed before the commit. Nothing was changed: run it again when the store is
-    /// well.
+    /// The store failed before the commit. Nothing was changed: retry when the store is back.
     #[error("the store failed before the commit, nothing was changed: {0}")]
     Store(#[source] E),
-    /// The commit failed, and nobody knows whether it took: run the same again, it will find out.
+    /// The commit failed, and may have taken effect or not. Retry: the same call finds out.
     #[error("the commit failed and may have taken or not; run the same again to find out: {0}")]
     Unknown(#[source] E),
 }

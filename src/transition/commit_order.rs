@@ -95,7 +95,7 @@ impl<'a> CommitOrder<'a> {
     }
 }
 
-/// What came of a commit. It is the same for every retry.
+/// The outcome of a commit, the same for every retry.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct Committed {
