@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use twobox::relay::{Action, Published, RelayMachine, RelaySettings};
+use twobox::store::NoCall;
 use twobox::store::asynchronous::{
-    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, NoCall, drive,
+    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, drive, write,
 };
 use twobox::{
     Applied, Batch, Body, CommitOrder, Draft, End, Fingerprint, Key, Load, Millis, OrderId, Owner,
@@ -240,13 +241,13 @@ async fn a_transaction_can_be_spawned() {
 async fn a_closure_commits_or_rolls_back() {
     let store = Blocking::new(MemoryStore::new());
     let request = request(2);
-    let refused = store.write(NOW, async |tx| {
+    let refused = write(&store, NOW, async |tx| {
         tx.run(Register::new(&request)).await.unwrap();
         Err::<(), _>("no")
     });
     assert!(matches!(refused.await, Err(RunError::Refused("no"))));
     assert_eq!(count(&**store.store(), Table::Requests), 0);
-    let registered = store.write(NOW, async |tx| tx.run(Register::new(&request)).await);
+    let registered = write(&store, NOW, async |tx| tx.run(Register::new(&request)).await);
     assert_eq!(registered.await.unwrap(), Registered::New);
 }
 
