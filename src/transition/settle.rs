@@ -281,7 +281,10 @@ impl Transition for Settle<'_> {
                     // A lane is changed once: what is current counts more.
                     let last = self.settlements.get(n + 1);
                     let last = last.is_none_or(|next| next.lease.lane != lease.lane);
-                    if !again && last && let Stale::TakenOver { token, .. } = why {
+                    if !again
+                        && last
+                        && let Stale::TakenOver { token, .. } = why
+                    {
                         settlement.answer(lanes.seek(&lease.lane), token, now, &mut changes);
                     }
                     changes.settled.stale.push(lease.stale(why));
