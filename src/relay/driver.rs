@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::machine::{Action, Counters, RelayMachine, Ticket};
-use super::publisher::{Publisher, answers};
+use super::publisher::{Published, Publisher, answers};
 use super::settings::RelaySettings;
 use super::{RelayError, trace};
 use crate::ids::{Invalid, Reason};
@@ -113,12 +113,16 @@ impl<S: Store, P: Publisher> Relay<S, P> {
             }
             Action::Renew(renew) => {
                 let (told, failed) = told(self.store.run(renew, self.machine.now()));
-                // Nothing is under way here that could be broken off.
-                let _lost = self.machine.conclude_renewal(now, told);
+                self.machine.conclude_renewal(now, told);
                 failed.map_or(Ok(true), Err)
             }
             Action::Publish(tickets) => {
                 self.publish(now, &tickets);
+                Ok(true)
+            }
+            // Nothing is under way here that could be broken off.
+            Action::BreakOff(leases) | Action::GiveUp(leases) => {
+                leases.iter().for_each(|lease| self.machine.handle_broken_off(now, lease));
                 Ok(true)
             }
         }
@@ -126,10 +130,37 @@ impl<S: Store, P: Publisher> Relay<S, P> {
 
     fn publish(&mut self, now: Millis, tickets: &[Ticket]) {
         let batch: Vec<Message> = tickets.iter().map(|ticket| ticket.message.clone()).collect();
-        let given = self.publisher.publish(&batch, self.machine.now());
-        for (ticket, answer) in tickets.iter().zip(answers(given, tickets.len())) {
+        let at = self.machine.now();
+        let under_way = UnderWay { machine: &mut self.machine, tickets, now };
+        let given = self.publisher.publish(&batch, at);
+        under_way.end(given);
+    }
+}
+
+/// What the publisher is called with. If it panics, and somebody catches that, all of it has
+/// failed (F34).
+struct UnderWay<'a> {
+    machine: &'a mut RelayMachine,
+    tickets: &'a [Ticket],
+    now: Millis,
+}
+
+impl UnderWay<'_> {
+    fn end(mut self, given: Vec<Published>) {
+        for (ticket, answer) in self.tickets.iter().zip(answers(given, self.tickets.len())) {
             trace::published(&ticket.message, &answer);
-            self.machine.handle_published(now, ticket, answer);
+            self.machine.handle_published(self.now, ticket, answer);
+        }
+        self.tickets = &[];
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        for ticket in self.tickets {
+            let failed = Published::Failed(Reason::new("the publisher panicked"));
+            trace::published(&ticket.message, &failed);
+            self.machine.handle_published(self.now, ticket, failed);
         }
     }
 }

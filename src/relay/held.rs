@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::machine::Ticket;
-use crate::ids::OrderingKey;
+use crate::ids::{EventId, OrderingKey};
 use crate::time::Millis;
 use crate::transition::claim::Leased;
 use crate::transition::lane::LeaseRef;
@@ -15,9 +15,17 @@ use crate::transition::settle::{Ending, Settlement};
 struct Held {
     leased: Leased,
     confirmed: usize,
-    publishing: bool,
+    /// The publish that is under way.
+    publishing: Option<Call>,
     until: Millis,
     renew_at: Millis,
+}
+
+/// A call of the publisher: its slot, and by when it must have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Call {
+    pub(super) slot: usize,
+    pub(super) deadline: Millis,
 }
 
 /// All lanes that a relay holds. What is asked for often is counted, so that no answer costs a walk
@@ -28,9 +36,10 @@ pub(super) struct Lanes {
     /// Lanes of which nothing is being published, and something waits.
     ready: BTreeSet<OrderingKey>,
     renewals: BTreeSet<(Millis, OrderingKey)>,
+    /// By when each publish that is under way must have ended.
+    deadlines: BTreeSet<(Millis, OrderingKey)>,
     events: usize,
     bytes: usize,
-    publishing: usize,
     alone: usize,
 }
 
@@ -46,7 +55,22 @@ impl Lanes {
 
     /// How many publishes are under way under these leases.
     pub(super) fn publishing(&self) -> usize {
-        self.publishing
+        self.deadlines.len()
+    }
+
+    /// How many lanes wait to be published, but for those that `skip` says.
+    pub(super) fn ready(&self, skip: &BTreeSet<OrderingKey>) -> usize {
+        self.ready.len() - skip.intersection(&self.ready).count()
+    }
+
+    /// When the next publish is overdue.
+    pub(super) fn overdue_at(&self) -> Option<Millis> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// A lane whose publish is overdue.
+    pub(super) fn overdue(&self, now: Millis) -> Option<OrderingKey> {
+        self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, lane)| lane.clone())
     }
 
     /// Whether one of them is to be published with nothing beside it (F4).
@@ -70,16 +94,16 @@ impl Lanes {
     /// until it is ended.
     fn adds_up(&self) -> bool {
         let (held, ready) = (self.held.len(), self.ready.len());
-        let none = (self.events, self.bytes, self.publishing, self.alone) == (0, 0, 0, 0);
+        let none = (self.events, self.bytes, self.publishing(), self.alone) == (0, 0, 0, 0);
         self.renewals.len() == held
-            && ready + self.publishing <= held
+            && ready + self.publishing() <= held
             && self.alone <= held
             && (held > 0 || none)
     }
 
     /// Holds a lane. If it was held already, its old lease is lost: whether something was being
     /// published under it, and what.
-    pub(super) fn hold(&mut self, leased: Leased, renew_at: Millis) -> Option<Lost> {
+    pub(super) fn hold(&mut self, leased: Leased, renew_at: Millis) -> Option<Publishing> {
         let lane = leased.lease.lane.clone();
         let lost = self.lose(&lane);
         self.events += leased.events.len();
@@ -88,7 +112,7 @@ impl Lanes {
         self.ready.insert(lane.clone());
         self.renewals.insert((renew_at, lane.clone()));
         let until = leased.until;
-        let held = Held { leased, confirmed: 0, publishing: false, until, renew_at };
+        let held = Held { leased, confirmed: 0, publishing: None, until, renew_at };
         self.held.insert(lane, held);
         debug_assert!(self.adds_up());
         lost
@@ -122,7 +146,8 @@ impl Lanes {
         &mut self,
         now: Millis,
         most: usize,
-        skip: impl Fn(&OrderingKey) -> bool,
+        skip: &BTreeSet<OrderingKey>,
+        call: Call,
     ) -> Vec<Ticket> {
         let alone = self.alone();
         let mut tickets = Vec::new();
@@ -131,11 +156,11 @@ impl Lanes {
                 break;
             }
             let Some(held) = self.held.get_mut(lane) else { continue };
-            if held.leased.alone != alone || now >= held.until || skip(lane) {
+            if held.leased.alone != alone || now >= held.until || skip.contains(lane) {
                 continue;
             }
             if let Some(next) = held.leased.events.get(held.confirmed) {
-                held.publishing = true;
+                held.publishing = Some(call);
                 let message = next.message.clone();
                 tickets.push(Ticket { lease: held.leased.lease.clone(), message });
             }
@@ -143,36 +168,41 @@ impl Lanes {
         for ticket in &tickets {
             let was_ready = self.ready.remove(&ticket.lease.lane);
             debug_assert!(was_ready, "one publish of a lane at a time");
+            self.deadlines.insert((call.deadline, ticket.lease.lane.clone()));
         }
-        self.publishing += tickets.len();
         debug_assert!(tickets.len() <= most && self.adds_up());
         tickets
     }
 
-    /// What was being published of a lane is confirmed; says whether something waits behind it.
-    pub(super) fn confirm(&mut self, lane: &OrderingKey) -> bool {
-        let Some(held) = self.held.get_mut(lane).filter(|held| held.publishing) else {
-            return false;
-        };
+    /// What was being published of a lane is confirmed: its slot, and whether something waits
+    /// behind it.
+    pub(super) fn confirm(&mut self, lane: &OrderingKey) -> Option<(usize, bool)> {
+        let held = self.held.get_mut(lane)?;
+        let call = held.publishing.take()?;
         debug_assert!(held.confirmed < held.leased.events.len(), "something was being published");
-        self.publishing -= 1;
-        held.publishing = false;
+        self.deadlines.remove(&(call.deadline, lane.clone()));
         held.confirmed += 1;
         let waits = held.confirmed < held.leased.events.len();
         if waits {
             self.ready.insert(lane.clone());
         }
-        waits
+        Some((call.slot, waits))
     }
 
-    /// Ends a lease: what is confirmed, what befell the next event, and the rest is released.
-    pub(super) fn end(&mut self, lane: &OrderingKey, ending: Option<Ending>) -> Option<Settlement> {
-        self.remove(lane).map(|held| held.leased.settle(held.confirmed, ending))
+    /// Ends a lease: what is confirmed, what befell the next event, and the rest is released. With
+    /// it what was being published.
+    pub(super) fn end(
+        &mut self,
+        lane: &OrderingKey,
+        ending: Option<Ending>,
+    ) -> Option<(Settlement, Option<Publishing>)> {
+        let held = self.remove(lane)?;
+        Some((held.leased.settle(held.confirmed, ending), held.under_way()))
     }
 
     /// The lanes of which nothing is being published: what is confirmed to its end was ended.
     pub(super) fn resting(&self) -> Vec<OrderingKey> {
-        debug_assert_eq!(self.ready.len() + self.publishing, self.held.len());
+        debug_assert_eq!(self.ready.len() + self.publishing(), self.held.len());
         self.ready.iter().cloned().collect()
     }
 
@@ -182,11 +212,9 @@ impl Lanes {
     }
 
     /// Others hold this lane now. What was confirmed is theirs to find out.
-    pub(super) fn lose(&mut self, lane: &OrderingKey) -> Option<Lost> {
+    pub(super) fn lose(&mut self, lane: &OrderingKey) -> Option<Publishing> {
         let held = self.remove(lane)?;
-        let publishing = held.leased.events.get(held.confirmed).filter(|_| held.publishing);
-        let event = publishing.map(|next| next.message.event.id.clone())?;
-        Some(Lost { lane: lane.clone(), token: held.leased.lease.token, event })
+        held.under_way()
     }
 
     fn remove(&mut self, lane: &OrderingKey) -> Option<Held> {
@@ -196,7 +224,9 @@ impl Lanes {
         self.events -= held.leased.events.len();
         self.bytes -= bytes(&held.leased);
         self.alone -= usize::from(held.leased.alone);
-        self.publishing -= usize::from(held.publishing);
+        if let Some(call) = held.publishing {
+            self.deadlines.remove(&(call.deadline, lane.clone()));
+        }
         debug_assert!(self.adds_up());
         Some(held)
     }
@@ -204,18 +234,28 @@ impl Lanes {
 
 impl Held {
     fn publishes(&self, ticket: &Ticket) -> bool {
-        let next = self.leased.events.get(self.confirmed).filter(|_| self.publishing);
-        self.leased.lease.token == ticket.lease.token
-            && next.is_some_and(|next| next.message.event.id == ticket.message.event.id)
+        self.under_way().is_some_and(|it| it.is(ticket))
+    }
+
+    fn under_way(&self) -> Option<Publishing> {
+        let call = self.publishing?;
+        let event = self.leased.events.get(self.confirmed)?.message.event.id.clone();
+        Some(Publishing { lease: self.leased.lease.clone(), event, call })
     }
 }
 
-/// What was being published when its lease was lost.
+/// A publish that is under way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Lost {
-    pub(super) lane: OrderingKey,
-    pub(super) token: u64,
-    pub(super) event: crate::ids::EventId,
+pub(super) struct Publishing {
+    pub(super) lease: LeaseRef,
+    pub(super) event: EventId,
+    pub(super) call: Call,
+}
+
+impl Publishing {
+    pub(super) fn is(&self, ticket: &Ticket) -> bool {
+        self.lease == ticket.lease && self.event == ticket.message.event.id
+    }
 }
 
 fn bytes(leased: &Leased) -> usize {

@@ -71,6 +71,9 @@ pub enum LaneEdit {
         /// The time.
         until: Millis,
     },
+    /// The first pending event was started once less without an answer: that of an earlier lease
+    /// came late (F30).
+    Answered,
 }
 
 impl LaneRow {
@@ -169,6 +172,7 @@ impl LaneRow {
                 row.due = Some(until);
                 row.lease = Some(Lease { until, ..lease.clone() });
             }
+            LaneEdit::Answered => row.starts = row.starts.saturating_sub(1),
         }
         debug_assert!(
             row.token == self.token && row.next == self.next,

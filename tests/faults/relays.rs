@@ -5,11 +5,11 @@ use core::time::Duration;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use twobox::relay::{Action, Published, Publisher, Relay, RelayMachine, Ticket};
+use twobox::relay::{Action, Published, Publisher, Relay, RelayMachine, RelaySettings, Ticket};
 use twobox::store::{NoCall, drive};
 use twobox::{
-    Checked, Claim, DeliveryPolicy, EventId, InProcess, Inbox, Load, Message, Millis, OrderingKey,
-    Reason, Receipt, Renew, Settle, Stale, WhenDead,
+    Checked, Claim, DeliveryPolicy, EventId, InProcess, Inbox, Leased, Load, Message, Millis,
+    OrderingKey, Reason, Receipt, Renew, Settle, Stale, WhenDead,
 };
 
 use crate::support::{
@@ -154,7 +154,8 @@ fn f02_a_consumer_that_asks_for_order_gets_it() {
 fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
     on_each_store!(|store: S| {
         place(store, "a", (0..10).map(|_| draft("t", "k")), at(0));
-        let mut machine = RelayMachine::new(settings("slow"), at(0)).unwrap();
+        let slow = RelaySettings { publish_timeout: Duration::from_secs(60), ..settings("slow") };
+        let mut machine = RelayMachine::new(slow, at(0)).unwrap();
         let policy = machine.settings().policy.clone();
         let (mut now, mut renewals, mut published) = (at(0), 0, Vec::new());
         // What is being published, and when that will have ended.
@@ -174,12 +175,15 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
                         "renewed before it ran out"
                     );
                     let renewed = store.run(renew, now).unwrap();
-                    assert_eq!(machine.handle_renewed(now, &renewed), [], "none is lost");
+                    machine.handle_renewed(now, &renewed);
                 }
                 Some(Action::Publish(tickets)) => {
                     let [ticket] = <[Ticket; 1]>::try_from(tickets).unwrap();
                     assert!(under_way.is_none(), "one at a time");
                     under_way = Some((ticket, now + Duration::from_secs(10)));
+                }
+                other @ Some(Action::BreakOff(_) | Action::GiveUp(_)) => {
+                    panic!("nothing is lost or overdue: {other:?}")
                 }
                 None if pending(store) == 0 => break,
                 None => {
@@ -221,10 +225,14 @@ fn f03_a_stale_holder_is_refused_and_told() {
             (2, 1, 2)
         );
 
-        let before = dump(store);
         let settled =
             store.run(Settle::new(&policy, [sleeper.settle(2, None)]), at(30_001)).unwrap();
         assert_eq!((settled.confirmed, settled.stale.len()), (0, 1));
+        // Only that its start was answered is kept (F30).
+        assert_eq!(lane(store, "k").starts, 1);
+        let before = dump(store);
+        let again = store.run(Settle::new(&policy, [sleeper.settle(2, None)]), at(30_001)).unwrap();
+        assert_eq!(again, settled);
         assert_eq!(
             settled.stale[0].why,
             Stale::TakenOver { owner: name("rival"), token: rival.lease.token }
@@ -287,10 +295,8 @@ fn f04_an_event_that_kills_the_process_is_dead_and_no_other() {
             let policy = policy.checked().unwrap();
             let (mut now, mut deaths) = (at(0), 0);
             for life in 0..200 {
-                let settings = twobox::relay::RelaySettings {
-                    policy: policy.clone(),
-                    ..settings(&format!("relay-{life}"))
-                };
+                let settings =
+                    RelaySettings { policy: policy.clone(), ..settings(&format!("relay-{life}")) };
                 let killed = Cell::new(false);
                 let publisher =
                     Killer { killer: &killer, killed: &killed, delivered: &mut delivered };
@@ -743,5 +749,61 @@ fn f20_a_lost_confirmation_is_delivered_again_and_applied_once() {
         let receipts: Vec<Receipt> =
             (0..3).map(|n| inbox.receive(&arrived, at(n), echo::<S>).unwrap()).collect();
         assert_eq!(receipts, [Receipt::Applied, Receipt::Duplicate, Receipt::Duplicate]);
+    });
+}
+
+/// Two relays whose leases are too short for their publishes take an event from each other again
+/// and again. As long as each publish is answered, that makes it no event that brings relays down.
+#[test]
+fn f30_what_is_answered_too_late_is_no_start_without_an_answer() {
+    on_each_store!(|store: S| {
+        place(store, "a", [draft("t", "k")], at(0));
+        let policy = Checked::<DeliveryPolicy>::default();
+        let lease = Duration::from_millis(100);
+        let mut held: Vec<(u64, Leased)> = Vec::new();
+        for round in 0..100_u64 {
+            let now = round * 100;
+            let owner = name(if round % 2 == 0 { "relay-1" } else { "relay-2" });
+            let claim = Claim::new(&policy, owner, lease, 10).unwrap();
+            let claimed = store.run(claim, at(now)).unwrap();
+            assert_eq!(claimed.dead, [], "round {round}");
+            held.extend(claimed.leased.into_iter().map(|leased| (now + 150, leased)));
+            // A publish takes 150 ms, and is confirmed.
+            for (_, leased) in held.extract_if(.., |(ends, _)| *ends < now + 100) {
+                let settle = Settle::new(&policy, [leased.settle(1, None)]);
+                let settled = store.run(settle, at(now + 50)).unwrap();
+                assert_eq!(settled.stale.len(), 1, "round {round}");
+            }
+        }
+        assert_eq!(states(store), [("leased", 1)]);
+        assert!(lane(store, "k").starts <= 2, "F30");
+        // One that is never answered is: see F4.
+        for round in 100..200 {
+            let claim = Claim::new(&policy, name("relay-3"), lease, 10).unwrap();
+            let _nobody_knows = store.run(claim, at(round * 100)).unwrap();
+        }
+        assert_eq!(states(store), [("dead", 1)]);
+    });
+}
+
+/// A publisher that panics, in a program that catches that and goes on with the relay.
+#[test]
+fn f34_a_panic_that_is_caught_is_a_failure() {
+    on_each_store!(|store: S| {
+        place(store, "a", [draft("t", "k"), draft("t", "l")], at(0));
+        let mut panics = true;
+        let mut script = Script::new(|_, _| {
+            assert!(!std::mem::take(&mut panics), "this is part of the test");
+            Published::Confirmed
+        });
+        let mut relay = Relay::new(store, &mut script, settings("relay"), at(0)).unwrap();
+        let step = std::panic::AssertUnwindSafe(|| relay.run_until_idle(at(0)));
+        assert!(std::panic::catch_unwind(step).is_err());
+        let status = relay.machine().status();
+        assert_eq!((status.publishing, status.hung), (0, 0), "F34: nothing is pinned");
+        run_until(&mut relay, at(1), at(600_000));
+        let counters = relay.machine().counters();
+        assert_eq!((counters.failed, counters.confirmed, counters.stale), (2, 2, 0));
+        assert_eq!(states(store), [("confirmed", 2)]);
     });
 }

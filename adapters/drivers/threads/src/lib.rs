@@ -8,6 +8,7 @@
 //!
 //! ```
 //! use std::sync::{Arc, mpsc};
+//! use std::iter::repeat_with;
 //! use std::time::Duration;
 //!
 //! use twobox::relay::{Phase, Published, Publisher, RelaySettings};
@@ -27,9 +28,9 @@
 //!
 //! let store = Arc::new(MemoryStore::new());
 //! let (sender, sent) = mpsc::channel();
-//! let publishers = [Broker(sender.clone()), Broker(sender)];
+//! let publishers = repeat_with(move || Broker(sender.clone()));
 //! let settings = RelaySettings::new(Owner::new("relay-1")?);
-//! let relay = RelayThread::spawn(store.clone(), publishers, settings, Millis::now)?;
+//! let relay = RelayThread::spawn(store.clone(), 2, publishers, settings, Millis::now)?;
 //! let waker = relay.waker();
 //!
 //! let request = Request::of("customer-7", "req-001", [("item", "notebook")])?;
@@ -59,6 +60,7 @@ use twobox::{Invalid, Millis, Store};
 
 use driver::Driver;
 use shared::Shared;
+use worker::Workers;
 
 /// A relay that runs on threads of its own until it is told to stop. Dropping it tells it to stop
 /// at once, and waits for nothing.
@@ -75,57 +77,60 @@ pub enum SpawnError {
     #[error(transparent)]
     Settings(#[from] Invalid),
     /// There is nothing to publish with.
-    #[error("there is no publisher; give at least one, each gets a thread of its own")]
+    #[error("there are fewer publishers than workers, or no workers; give each worker a publisher")]
     NoPublisher,
     /// The system gives no thread.
     #[error(
-        "the system started no thread for the relay: {0}; give fewer publishers, or raise the limit"
+        "the system started no thread for the relay: {0}; give fewer workers, or raise the limit"
     )]
     Thread(#[from] io::Error),
 }
 
 impl RelayThread {
-    /// Starts a relay from a store to publishers. Each publisher has a thread of its own, so as
-    /// many work at once as there are publishers; each gets as many messages at a time as it
-    /// [wants](Publisher::batch). All times are those of `clock`: [`Millis::now`], or a function of
-    /// your own (see [`Waker::clock_moved`]).
+    /// Starts a relay from a store to a broker, with so many workers. Each worker is a thread with
+    /// a publisher of its own, the first ones of `publishers`; each gets as many messages at a time
+    /// as it [wants](Publisher::batch). All times are those of `clock`: [`Millis::now`], or a
+    /// function of your own (see [`Waker::clock_moved`]).
     ///
     /// A publisher that panics counts as failed for the events that it was called with, and is
-    /// called again for the next ones.
+    /// called again for the next ones. One that hangs longer than
+    /// [`RelaySettings::publish_timeout`] counts as failed too, and a worker with the next publisher
+    /// takes its place, so give more of them than workers: [`repeat_with`](std::iter::repeat_with).
+    /// Up to four times as many threads as workers may hang; then those that hang are replaced no
+    /// more.
     ///
     /// # Errors
     ///
     /// [`SpawnError`]; nothing runs then.
-    pub fn spawn<S, P>(
+    pub fn spawn<S, I>(
         store: S,
-        publishers: impl IntoIterator<Item = P>,
+        workers: usize,
+        publishers: I,
         settings: RelaySettings,
         clock: impl Fn() -> Millis + Send + Sync + 'static,
     ) -> Result<Self, SpawnError>
     where
         S: Store + Send + 'static,
-        P: Publisher + Send + 'static,
+        I: IntoIterator<Item: Publisher + Send + 'static, IntoIter: Send + 'static>,
     {
-        let machine = RelayMachine::new(settings, clock())?;
-        let name = machine.settings().owner.clone();
-        let shared = Arc::new(Shared::new(Box::new(clock), machine.status()));
-        // Whatever fails from here on, the workers that run already end when the queue is closed.
-        let workers = publishers
-            .into_iter()
-            .map(|publisher| {
-                let shared = shared.clone();
-                thread::Builder::new()
-                    .name(format!("{name} publisher"))
-                    .spawn(move || worker::work(publisher, &shared))
-            })
-            .collect::<Result<Vec<_>, _>>()
-            .inspect_err(|_| shared.jobs.close())?;
-        if workers.is_empty() {
+        let name = settings.owner.clone();
+        let now = clock();
+        let mut publishers = publishers.into_iter();
+        let first: Vec<_> = publishers.by_ref().take(workers).collect();
+        if first.is_empty() || first.len() < workers {
             return Err(SpawnError::NoPublisher);
         }
+        let batch = first.iter().map(Publisher::batch).min().unwrap_or(1);
+        let settings = RelaySettings { publishes: workers, ..settings };
+        let machine = RelayMachine::new(settings, now)?.batch(batch);
+        let shared = Arc::new(Shared::new(Box::new(clock), machine.status()));
+        // Whatever fails from here on, the workers that run already end with what they are told by.
+        let mut workers = Workers::new(name.clone(), shared.clone(), publishers);
+        for publisher in first {
+            workers.start(publisher)?;
+        }
         let driver = Driver::new(store, machine, shared.clone(), workers);
-        let thread = thread::Builder::new().name(name.to_string()).spawn(move || driver.run());
-        let thread = thread.inspect_err(|_| shared.jobs.close())?;
+        let thread = thread::Builder::new().name(name.to_string()).spawn(move || driver.run())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

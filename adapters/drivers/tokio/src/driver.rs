@@ -31,7 +31,7 @@ enum Step {
 /// A call of the publisher that is under way.
 struct Call {
     tickets: Vec<Ticket>,
-    /// How many of them are under leases that are not known to be lost.
+    /// How many of them are still waited for.
     ours: usize,
     task: AbortHandle,
 }
@@ -138,12 +138,8 @@ where
                 self.steps
                     .spawn(async move { Step::Renewed(guarded(store.run(renew, now)).await) });
             }
-            Action::Publish(tickets) => {
-                let mut tickets = tickets.into_iter().peekable();
-                while tickets.peek().is_some() {
-                    self.publish(tickets.by_ref().take(self.publisher.batch().max(1)).collect());
-                }
-            }
+            Action::Publish(tickets) => self.publish(tickets),
+            Action::BreakOff(leases) | Action::GiveUp(leases) => self.break_off(&leases),
         }
     }
 
@@ -160,22 +156,16 @@ where
         let now = self.now();
         match step {
             Ok(Step::Exchanged(exchanged)) => self.machine.conclude_exchange(now, exchanged),
-            Ok(Step::Renewed(renewed)) => {
-                let lost = self.machine.conclude_renewal(now, renewed);
-                self.break_off(&lost);
-            }
+            Ok(Step::Renewed(renewed)) => self.machine.conclude_renewal(now, renewed),
             // Panics are caught where they happen, so the runtime shuts down, and soon drops this
             // task as well.
             Err(error) => self.machine.conclude_exchange(now, Err(Reason::new(error))),
         }
     }
 
-    /// Whoever has these leases now publishes the same (F3). A call goes on as long as it has
-    /// something else to publish.
+    /// What is published under these leases is overdue, or whoever has them now publishes the same
+    /// (F3). A call goes on as long as it has something else to publish.
     fn break_off(&mut self, lost: &[LeaseRef]) {
-        if lost.is_empty() {
-            return;
-        }
         for call in self.calls.values_mut() {
             call.ours -= call.tickets.iter().filter(|it| lost.contains(&it.lease)).count();
             if call.ours == 0 {

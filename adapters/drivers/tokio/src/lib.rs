@@ -100,8 +100,8 @@ pub struct RelayTask {
 impl RelayTask {
     /// Starts a relay from a store to a publisher, in the runtime of the caller. Each call of the
     /// publisher is a task of its own, with as many messages as it [wants](AsyncPublisher::batch),
-    /// so as many run at once as [`RelaySettings::window`] and the ordering keys allow. All times
-    /// are those of `clock`: [`Millis::now`], or in a test [`tokio_clock`].
+    /// and at most [`RelaySettings::publishes`] run at once. One that is overdue is dropped. All
+    /// times are those of `clock`: [`Millis::now`], or in a test [`tokio_clock`].
     ///
     /// A publisher that panics counts as failed for the events that it was called with.
     ///
@@ -122,7 +122,7 @@ impl RelayTask {
         S: AsyncStore + Send + Sync + 'static,
         P: AsyncPublisher + 'static,
     {
-        let machine = RelayMachine::new(settings, clock())?;
+        let machine = RelayMachine::new(settings, clock())?.batch(publisher.batch());
         let control = Arc::new(Control {
             wake: Notify::new(),
             stop_by: watch::Sender::new(None),

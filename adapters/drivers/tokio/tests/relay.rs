@@ -34,7 +34,9 @@ const LEASE: Duration = Duration::from_secs(30);
 const START: Millis = Millis::new(1_000_000);
 
 fn settings(name: &str) -> RelaySettings {
-    RelaySettings { poll: HOUR, lease: LEASE, ..RelaySettings::new(Owner::new(name).unwrap()) }
+    let publish_timeout = HOUR * 24;
+    let own = RelaySettings::new(Owner::new(name).unwrap());
+    RelaySettings { poll: HOUR, lease: LEASE, publish_timeout, ..own }
 }
 
 /// Settings with which an event is never given up.
@@ -889,4 +891,56 @@ async fn consumers_in_the_same_process() {
             .collect();
         assert_eq!(*events, wanted, "{lane}");
     }
+}
+
+/// F25: a publish that never ends is dropped when its time is over, has failed, and keeps nothing
+/// else from being published, also where it takes the only slot.
+#[tokio::test(start_paused = true)]
+async fn what_hangs_is_dropped() {
+    let (store, (publisher, mut asks)) = (memory(), told());
+    let settings = RelaySettings {
+        publishes: 2,
+        publish_timeout: Duration::from_secs(10),
+        ..settings("relay-1")
+    };
+    let relay = RelayTask::spawn(store.clone(), publisher, settings, tokio_clock(START)).unwrap();
+    store.call(|store| (0..12).for_each(|n| commit(store, n, n, START))).await.unwrap();
+    relay.waker().wake();
+    let hung = [asks.next().await, asks.next().await];
+    let began = Instant::now();
+    for _ in 2..12 {
+        asks.confirm().await;
+    }
+    assert_eq!(began.elapsed().as_secs(), 10, "F25: the others go on when these are overdue");
+    let status = relay.wait_for(|status| status.counters.confirmed == 10).await;
+    assert_eq!((status.hung, status.counters.overdue, status.counters.failed), (0, 2, 2));
+    assert!(hung.into_iter().all(|(_, answer)| answer.is_closed()), "their futures are dropped");
+    // They come again after their backoff.
+    asks.confirm().await;
+    asks.confirm().await;
+    relay.wait_for(|status| status.counters.confirmed == 12).await;
+}
+
+/// F26, P10: events that take long keep no others waiting, however many of their keys the relay
+/// holds.
+#[tokio::test(start_paused = true)]
+async fn slow_keys_keep_no_other_waiting() {
+    let (store, (publisher, mut asks)) = (memory(), told());
+    let small = RelaySettings { window: 32, run: 8, ..settings("relay-1") };
+    let relay = RelayTask::spawn(store.clone(), publisher, small, tokio_clock(START)).unwrap();
+    store.call(|store| (0..90).for_each(|n| commit(store, n, n % 9, START))).await.unwrap();
+    relay.waker().wake();
+    let mut slow = Vec::new();
+    for _ in 0..9 {
+        slow.push(asks.next().await);
+    }
+    let began = Instant::now();
+    store.call(|store| (100..200).for_each(|n| commit(store, n, n, START))).await.unwrap();
+    relay.waker().wake();
+    for _ in 100..200 {
+        let id = asks.confirm().await;
+        assert_eq!(id.len(), "e100".len(), "one of the others: {id}");
+    }
+    assert_eq!(began.elapsed(), Duration::ZERO, "F26");
+    relay.wait_for(|status| status.counters.confirmed == 100).await;
 }
