@@ -43,11 +43,12 @@ impl Overlay {
         let query = transition.query(now);
         debug_assert!(matches!(query, Query::Rows(_)), "an overlay answers by keys alone");
         let keys = if let Query::Rows(keys) = &query { keys.as_slice() } else { &[] };
-        let rows = keys.iter().filter_map(|key| {
+        let mut rows = Vec::with_capacity(keys.len());
+        rows.extend(keys.iter().filter_map(|key| {
             let at = self.find(key).ok()?;
             self.rows[at].1.now.clone()
-        });
-        transition.decide(now, &Rows::of(rows.collect()))
+        }));
+        transition.decide(now, &Rows::of(rows))
     }
 
     /// What a transition would come to.

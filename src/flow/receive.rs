@@ -8,7 +8,7 @@
 use alloc::vec::Vec;
 use core::convert::Infallible;
 
-use super::{Ask, Called, Flow, Overlay, Stop, Then, Told, Tries};
+use super::{Ask, Called, Flow, Overlay, Steps, Stop, Then, Told, Tries};
 use crate::boundary::Query;
 use crate::event::Body;
 use crate::ids::Reason;
@@ -46,8 +46,6 @@ pub struct ReceiveFlow<'a> {
     spoilt: bool,
 }
 
-type Next = Ask<Result<Vec<Receipt>, Stop<Infallible>>>;
-
 impl<'a> ReceiveFlow<'a> {
     /// Receives these messages at this time.
     #[must_use]
@@ -67,14 +65,14 @@ impl<'a> ReceiveFlow<'a> {
         }
     }
 
-    fn begin(&mut self) -> Next {
+    fn begin(&mut self) -> Ask {
         self.receipts.clear();
         (self.called, self.spoilt) = (false, false);
         Ask::Load(Query::rows(self.receives.iter().flat_map(Receive::keys)))
     }
 
     /// Goes on to the next event whose handler is to run.
-    fn go_on(&mut self) -> Next {
+    fn go_on(&mut self) -> Ask {
         while let Some(message) = self.messages.get(self.receipts.len()) {
             let at = self.receipts.len();
             // Only looked at: what is decided is not kept before the handler has run.
@@ -106,7 +104,7 @@ impl<'a> ReceiveFlow<'a> {
         }
     }
 
-    fn called(&mut self, called: Called) -> Next {
+    fn called(&mut self, called: Called) -> Ask {
         let at = self.receipts.len();
         self.called = true;
         let receipt = match called {
@@ -151,7 +149,7 @@ impl<'a> ReceiveFlow<'a> {
         }
     }
 
-    fn end(&mut self) -> Next {
+    fn end(&mut self) -> Ask {
         if self.spoilt {
             return Ask::RollBack;
         }
@@ -163,7 +161,7 @@ impl<'a> ReceiveFlow<'a> {
         }
     }
 
-    fn ended(&mut self) -> Next {
+    fn ended(&mut self) -> Ask {
         if let Some(again) = self.tries.again() {
             return again;
         }
@@ -171,7 +169,7 @@ impl<'a> ReceiveFlow<'a> {
             self.rounds += 1;
             return Ask::Begin;
         }
-        Ask::Done(Ok(core::mem::take(&mut self.receipts)))
+        Ask::Done
     }
 }
 
@@ -179,10 +177,15 @@ impl Flow for ReceiveFlow<'_> {
     type Output = Vec<Receipt>;
     type Refusal = Infallible;
 
-    fn next(&mut self, told: Told<'_>) -> Next {
+    fn finish(self) -> Result<Vec<Receipt>, Stop<Infallible>> {
+        self.tries.finish(self.receipts)
+    }
+}
+
+impl Steps for ReceiveFlow<'_> {
+    fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
-            Told::Start if self.messages.is_empty() => Ask::Done(Ok(Vec::new())),
-            Told::Start if self.messages.is_empty() => Ask::Done(Ok(Vec::new())),
+            Told::Start if self.messages.is_empty() => Ask::Done,
             Told::Start => Ask::Begin,
             Told::Begun => self.begin(),
             Told::Rows(rows) => {

@@ -1,5 +1,6 @@
 //! What a relay holds: lanes under a lease, and how far each has come.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
@@ -24,7 +25,8 @@ struct Held {
 /// over the window.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Lanes {
-    held: BTreeMap<OrderingKey, Held>,
+    /// Boxed, since a node of the map has room for eleven, also if there is one.
+    held: BTreeMap<OrderingKey, Box<Held>>,
     /// Lanes of which nothing is being published, and something waits.
     ready: BTreeSet<OrderingKey>,
     renewals: BTreeSet<(Millis, OrderingKey)>,
@@ -62,7 +64,7 @@ impl Lanes {
     /// The leases that are to be renewed by now.
     pub(super) fn to_renew(&self, now: Millis) -> Vec<LeaseRef> {
         let due = self.renewals.iter().take_while(|(at, _)| *at <= now);
-        let lease = |lane| self.held.get(lane).map(|held: &Held| held.leased.lease.clone());
+        let lease = |lane| self.held.get(lane).map(|held| held.leased.lease.clone());
         due.filter_map(|(_, lane)| lease(lane)).collect()
     }
 
@@ -78,7 +80,7 @@ impl Lanes {
         self.renewals.insert((renew_at, lane.clone()));
         let until = leased.until;
         let held = Held { leased, confirmed: 0, publishing: false, until, renew_at };
-        self.held.insert(lane, held);
+        self.held.insert(lane, Box::new(held));
         lost
     }
 
@@ -111,7 +113,7 @@ impl Lanes {
         skip: impl Fn(&OrderingKey) -> bool,
     ) -> Vec<Ticket> {
         let alone = self.alone();
-        let mut tickets = Vec::new();
+        let mut tickets = Vec::with_capacity(most.min(self.ready.len()));
         for lane in &self.ready {
             if tickets.len() == most {
                 break;
@@ -172,7 +174,7 @@ impl Lanes {
         Some(Lost { lane: lane.clone(), token: held.leased.lease.token, event })
     }
 
-    fn remove(&mut self, lane: &OrderingKey) -> Option<Held> {
+    fn remove(&mut self, lane: &OrderingKey) -> Option<Box<Held>> {
         let held = self.held.remove(lane)?;
         self.ready.remove(lane);
         self.renewals.remove(&(held.renew_at, lane.clone()));

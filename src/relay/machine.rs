@@ -1,6 +1,5 @@
 //! The machine itself: when to claim, what to publish, what to settle, and when to come again.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -10,7 +9,7 @@ use super::settings::RelaySettings;
 use super::trace;
 use crate::checked::Checked;
 use crate::flow::{ExchangeFlow, Exchanged};
-use crate::ids::{EventId, Invalid, OrderingKey, Reason};
+use crate::ids::{Invalid, OrderingKey, Reason};
 use crate::message::Message;
 use crate::time::Millis;
 use crate::transition::claim::{Claim, Claimed};
@@ -151,7 +150,8 @@ pub struct RelayMachine {
     lanes: Lanes,
     /// Publishes that are under way although their lease is lost: nothing else of their lane is
     /// published before they end (P4).
-    orphans: BTreeMap<OrderingKey, (u64, EventId)>,
+    /// They are few, in the order of their lanes.
+    orphans: Vec<Lost>,
     /// What is to be settled, and what the exchange under way settles.
     settlements: Vec<Settlement>,
     settling: Vec<Settlement>,
@@ -193,7 +193,7 @@ impl RelayMachine {
             now,
             told: now,
             lanes: Lanes::default(),
-            orphans: BTreeMap::new(),
+            orphans: Vec::new(),
             settlements: Vec::new(),
             settling: Vec::new(),
             transaction: None,
@@ -437,12 +437,10 @@ impl RelayMachine {
     pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
         self.handle_timeout(now);
         let (lane, event) = (&ticket.lease.lane, &ticket.message.event.id);
-        if self
-            .orphans
-            .get(lane)
-            .is_some_and(|orphan| *orphan == (ticket.lease.token, event.clone()))
+        if let Ok(at) = orphan(&self.orphans, lane)
+            && (self.orphans[at].token, &self.orphans[at].event) == (ticket.lease.token, event)
         {
-            self.orphans.remove(lane);
+            self.orphans.remove(at);
             return;
         }
         if !self.lanes.publishes(ticket) {
@@ -608,7 +606,7 @@ impl RelayMachine {
             return Vec::new();
         }
         let most = if single { 1 } else { usize::MAX };
-        self.lanes.take(self.now, most, |lane| self.orphans.contains_key(lane))
+        self.lanes.take(self.now, most, |lane| orphan(&self.orphans, lane).is_ok())
     }
 
     /// Whether this is the answer to the transaction that is under way, which has then ended.
@@ -622,7 +620,11 @@ impl RelayMachine {
 
     /// Others hold this lane now: what is being published is waited for.
     fn orphan(&mut self, lost: Option<Lost>) {
-        self.orphans.extend(lost.map(Lost::into_orphan));
+        let Some(lost) = lost else { return };
+        match orphan(&self.orphans, &lost.lane) {
+            Ok(at) => self.orphans[at] = lost,
+            Err(at) => self.orphans.insert(at, lost),
+        }
     }
 
     fn end_lane(&mut self, lane: &OrderingKey, ending: Option<Ending>) {
@@ -669,8 +671,7 @@ impl RelayMachine {
     }
 }
 
-impl Lost {
-    fn into_orphan(self) -> (OrderingKey, (u64, EventId)) {
-        (self.lane, (self.token, self.event))
-    }
+/// Where the orphan of a lane is, or would be.
+fn orphan(orphans: &[Lost], lane: &OrderingKey) -> Result<usize, usize> {
+    orphans.binary_search_by(|lost| lost.lane.cmp(lane))
 }
