@@ -112,7 +112,11 @@ impl Fingerprint {
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let digest = Digest::of_parts("twobox/bytes/1", [bytes]);
         let beginning = &bytes[..bytes.len().min(Self::ENOUGH)];
-        Self { digest, summary: fit(&String::from_utf8_lossy(beginning), Self::MAX_SUMMARY) }
+        let summary = match core::str::from_utf8(beginning) {
+            Ok(text) => fit(text, Self::MAX_SUMMARY),
+            Err(_) => fit(&String::from_utf8_lossy(beginning), Self::MAX_SUMMARY),
+        };
+        Self { digest, summary }
     }
 
     /// Of a JSON document, in the canonical form of RFC 8785: the order of members, white space,

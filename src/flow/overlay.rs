@@ -72,7 +72,11 @@ impl Overlay {
     }
 
     fn find(&self, key: &Key) -> Result<usize, usize> {
-        self.rows.binary_search_by(|(there, _)| there.cmp(key))
+        // Most are asked for in their order, and are not there yet.
+        match self.rows.last() {
+            Some((last, _)) if last < key => Err(self.rows.len()),
+            _ => self.rows.binary_search_by(|(there, _)| there.cmp(key)),
+        }
     }
 
     fn apply(&mut self, change: &Change) {

@@ -29,7 +29,8 @@ pub(super) struct Lanes {
     held: BTreeMap<OrderingKey, Box<Held>>,
     /// Lanes of which nothing is being published, and something waits.
     ready: BTreeSet<OrderingKey>,
-    renewals: BTreeSet<(Millis, OrderingKey)>,
+    /// How many leases are to be renewed at a time: those of a claim are together.
+    renewals: BTreeMap<Millis, usize>,
     events: usize,
     bytes: usize,
     publishing: usize,
@@ -58,29 +59,31 @@ impl Lanes {
 
     /// When the next lease is to be renewed.
     pub(super) fn renew_at(&self) -> Option<Millis> {
-        self.renewals.first().map(|(at, _)| *at)
+        self.renewals.first_key_value().map(|(at, _)| *at)
     }
 
     /// The leases that are to be renewed by now.
     pub(super) fn to_renew(&self, now: Millis) -> Vec<LeaseRef> {
-        let due = self.renewals.iter().take_while(|(at, _)| *at <= now);
-        let lease = |lane| self.held.get(lane).map(|held| held.leased.lease.clone());
-        due.filter_map(|(_, lane)| lease(lane)).collect()
+        if self.renew_at().is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        let due = self.held.values().filter(|held| held.renew_at <= now);
+        due.map(|held| held.leased.lease.clone()).collect()
     }
 
     /// Holds a lane. If it was held already, its old lease is lost: whether something was being
     /// published under it, and what.
     pub(super) fn hold(&mut self, leased: Leased, renew_at: Millis) -> Option<Lost> {
         let lane = leased.lease.lane.clone();
-        let lost = self.lose(&lane);
         self.events += leased.events.len();
         self.bytes += bytes(&leased);
         self.alone += usize::from(leased.alone);
-        self.ready.insert(lane.clone());
-        self.renewals.insert((renew_at, lane.clone()));
+        count(&mut self.renewals, renew_at);
         let until = leased.until;
         let held = Held { leased, confirmed: 0, publishing: false, until, renew_at };
-        self.held.insert(lane, Box::new(held));
+        let lost = self.held.insert(lane.clone(), Box::new(held));
+        let lost = lost.and_then(|held| self.lost(*held));
+        self.ready.insert(lane);
         lost
     }
 
@@ -88,8 +91,8 @@ impl Lanes {
     pub(super) fn renewed(&mut self, lease: &LeaseRef, until: Millis, renew_at: Millis) {
         let Some(held) = self.held.get_mut(&lease.lane) else { return };
         if held.leased.lease.token == lease.token {
-            self.renewals.remove(&(held.renew_at, lease.lane.clone()));
-            self.renewals.insert((renew_at, lease.lane.clone()));
+            discount(&mut self.renewals, held.renew_at);
+            count(&mut self.renewals, renew_at);
             (held.until, held.renew_at) = (until, renew_at);
         }
     }
@@ -168,21 +171,33 @@ impl Lanes {
 
     /// Others hold this lane now. What was confirmed is theirs to find out.
     pub(super) fn lose(&mut self, lane: &OrderingKey) -> Option<Lost> {
-        let held = self.remove(lane)?;
+        let held = self.held.remove(lane)?;
+        self.lost(*held)
+    }
+
+    fn lost(&mut self, held: Held) -> Option<Lost> {
+        self.forget(&held);
         let publishing = held.leased.events.get(held.confirmed).filter(|_| held.publishing);
         let event = publishing.map(|next| next.message.event.id.clone())?;
-        Some(Lost { lane: lane.clone(), token: held.leased.lease.token, event })
+        Some(Lost { lane: held.leased.lease.lane, token: held.leased.lease.token, event })
     }
 
     fn remove(&mut self, lane: &OrderingKey) -> Option<Box<Held>> {
         let held = self.held.remove(lane)?;
-        self.ready.remove(lane);
-        self.renewals.remove(&(held.renew_at, lane.clone()));
+        self.forget(&held);
+        Some(held)
+    }
+
+    /// What is counted of a lane that is held no more.
+    fn forget(&mut self, held: &Held) {
+        if !held.publishing && held.confirmed < held.leased.events.len() {
+            self.ready.remove(&held.leased.lease.lane);
+        }
+        discount(&mut self.renewals, held.renew_at);
         self.events -= held.leased.events.len();
         self.bytes -= bytes(&held.leased);
         self.alone -= usize::from(held.leased.alone);
         self.publishing -= usize::from(held.publishing);
-        Some(held)
     }
 }
 
@@ -200,6 +215,17 @@ pub(super) struct Lost {
     pub(super) lane: OrderingKey,
     pub(super) token: u64,
     pub(super) event: crate::ids::EventId,
+}
+
+fn count(renewals: &mut BTreeMap<Millis, usize>, at: Millis) {
+    *renewals.entry(at).or_default() += 1;
+}
+
+fn discount(renewals: &mut BTreeMap<Millis, usize>, at: Millis) {
+    match renewals.get_mut(&at) {
+        Some(count) if *count > 1 => *count -= 1,
+        Some(_) | None => drop(renewals.remove(&at)),
+    }
 }
 
 fn bytes(leased: &Leased) -> usize {

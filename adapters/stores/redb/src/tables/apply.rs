@@ -315,7 +315,9 @@ fn write_rows(
     let mut rows = taken(&mut tables.rows[at], || tables.source.table(ROWS[at]))?;
     for checked in changes {
         let key = &keys[checked.key.clone()];
-        match checked.put() {
+        let put = checked.put();
+        tables.wrote(table, key, put.is_some());
+        match put {
             None => drop(rows.remove(key)?),
             Some((record, revision)) => {
                 buffer.clear();
@@ -342,6 +344,7 @@ fn write_events(
     for checked in changes {
         let id = &keys[checked.key.clone()];
         let new = checked.put();
+        tables.wrote(Table::Events, id, new.is_some());
         place.clear();
         if let Some((Record::Event(row), _)) = new {
             place::write_sequence(row.event.ordering_key.as_str(), row.sequence, place);

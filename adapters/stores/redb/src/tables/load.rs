@@ -1,11 +1,11 @@
 //! The tables of a transaction, and the rows in them by key and by place.
 
 use alloc::vec::Vec;
-use core::cell::OnceCell;
+use core::cell::{OnceCell, RefCell};
 use core::mem;
 use core::ops::Bound;
 
-use redb::{ReadableTable, ReadableTableMetadata as _, TableError};
+use redb::{AccessGuard, ReadableTable, ReadableTableMetadata as _, TableError};
 use twobox::codec::{self, Decoder};
 use twobox::{
     Delivery, EventId, EventRow, EventState, Key, Lane, OutboxRow, Record, Revision, Stored, Table,
@@ -38,6 +38,7 @@ impl<'s, S: Source> Opened<'s, S> {
             tables: Tables {
                 source,
                 rows: Default::default(),
+                ends: Default::default(),
                 places: OnceCell::new(),
                 dead: OnceCell::new(),
                 due: OnceCell::new(),
@@ -53,10 +54,23 @@ impl<'s, S: Source> Opened<'s, S> {
     }
 }
 
+/// What is known of the end of a table in this transaction. Ids often follow each other, so that
+/// rows of a large transaction come behind all that are there; of these one need not be looked for.
+#[derive(Debug, Default)]
+enum End {
+    #[default]
+    Unknown,
+    /// A row was not there: it may pay off to find out.
+    Missed,
+    /// No key is greater; empty if there are no rows.
+    Known(Vec<u8>),
+}
+
 /// Tables, each opened when it is first needed.
 pub(super) struct Tables<'s, S: Source> {
     pub(super) source: &'s S,
     pub(super) rows: [OnceCell<S::Table<'s, Bytes>>; Table::ALL.len()],
+    ends: [RefCell<End>; Table::ALL.len()],
     pub(super) places: OnceCell<S::Table<'s, Bytes>>,
     pub(super) dead: OnceCell<S::Table<'s, ()>>,
     pub(super) due: OnceCell<S::Table<'s, Bytes>>,
@@ -97,9 +111,42 @@ impl<'s, S: Source> Tables<'s, S> {
         key: &[u8],
         decoder: &mut Decoder,
     ) -> Result<Option<Stored>, RedbError> {
-        match self.rows(table)?.get(key)? {
+        match self.value(table, key)? {
             Some(sealed) => self.read(table, key, sealed.value(), decoder).map(Some),
             None => Ok(None),
+        }
+    }
+
+    /// The value of this key.
+    fn value(&self, table: Table, key: &[u8]) -> Result<Option<AccessGuard<'_, Bytes>>, RedbError> {
+        let rows = self.rows(table)?;
+        let mut end = self.ends[table as usize].borrow_mut();
+        if let End::Missed = *end {
+            let last = rows.last()?.map(|(last, _)| last.value().to_vec());
+            *end = End::Known(last.unwrap_or_default());
+        }
+        if let End::Known(last) = &*end
+            && key > last.as_slice()
+        {
+            return Ok(None);
+        }
+        let found = rows.get(key)?;
+        if found.is_none() && matches!(*end, End::Unknown) {
+            *end = End::Missed;
+        }
+        Ok(found)
+    }
+
+    /// Notes that a row was written, or removed.
+    pub(super) fn wrote(&mut self, table: Table, key: &[u8], there: bool) {
+        let end = self.ends[table as usize].get_mut();
+        if let End::Known(last) = end {
+            if !there {
+                *end = End::Unknown;
+            } else if key > last.as_slice() {
+                last.clear();
+                last.extend_from_slice(key);
+            }
         }
     }
 
@@ -120,7 +167,7 @@ impl<'s, S: Source> Tables<'s, S> {
 
     /// The place of an event: what its row in the table of events says, and its id.
     pub(super) fn place_of(&self, id: &[u8]) -> Result<Option<Vec<u8>>, RedbError> {
-        let Some(sealed) = self.rows(Table::Events)?.get(id)? else { return Ok(None) };
+        let Some(sealed) = self.value(Table::Events, id)? else { return Ok(None) };
         let before = Seal::of(Table::Events).unseal(id, sealed.value())?;
         Ok(Some([before, id].concat()))
     }
