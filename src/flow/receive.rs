@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::convert::Infallible;
 
 use super::{Ask, Called, Flow, Overlay, Steps, Stop, Then, Told, Tries};
-use crate::boundary::Query;
+use crate::boundary::{Batch, Decision, Query};
 use crate::event::Body;
 use crate::ids::Reason;
 use crate::inbox::{Receipt, Reception};
@@ -44,6 +44,8 @@ pub struct ReceiveFlow<'a> {
     receipts: Vec<Receipt>,
     called: bool,
     spoilt: bool,
+    /// What was decided of the event whose handler was called last.
+    decided: Batch,
 }
 
 impl<'a> ReceiveFlow<'a> {
@@ -62,6 +64,7 @@ impl<'a> ReceiveFlow<'a> {
             receipts: Vec::with_capacity(messages.len()),
             called: false,
             spoilt: false,
+            decided: Batch::new(),
         }
     }
 
@@ -75,33 +78,41 @@ impl<'a> ReceiveFlow<'a> {
     fn go_on(&mut self) -> Ask {
         while let Some(message) = self.messages.get(self.receipts.len()) {
             let at = self.receipts.len();
-            // Only looked at: what is decided is not kept before the handler has run.
-            let receipt = match self.overlay.look(&self.receives[at], self.now) {
-                Err(refusal) => Receipt::Refused(refusal),
-                Ok(Received::WaitsFor(sequence)) => Receipt::WaitsFor(sequence),
-                Ok(Received::Applied) => match &self.known[at] {
-                    Known::Nothing => return Ask::Call(at),
-                    Known::Ran if self.rounds < 2 => return Ask::Call(at),
-                    Known::Ran => Receipt::Deferred(Reason::new(
+            let Decision { batch, outcome } =
+                match self.overlay.decide(&self.receives[at], self.now) {
+                    Ok(decision) => decision,
+                    Err(refusal) => {
+                        self.receipts.push(Receipt::Refused(refusal));
+                        continue;
+                    }
+                };
+            let receipt = match outcome {
+                Received::WaitsFor(sequence) => Receipt::WaitsFor(sequence),
+                Received::Applied => match &self.known[at] {
+                    Known::Ran if self.rounds >= 2 => Receipt::Deferred(Reason::new(
                         "it was rolled back with another event, whose handler failed",
                     )),
+                    // It is kept if the handler does not fail.
+                    Known::Nothing | Known::Ran => {
+                        self.decided = batch;
+                        return Ask::Call(at);
+                    }
                     Known::Deferred(reason) => Receipt::Deferred(reason.clone()),
                     Known::Failed(reason) => self.count_failure(message, reason.clone()),
                 },
-                Ok(Received::Duplicate) => self.keep(at, Receipt::Duplicate),
-                Ok(Received::Poisoned) => self.keep(at, Receipt::Poisoned),
+                // Of what is done the position may have moved.
+                Received::Duplicate => {
+                    self.overlay.keep(&batch);
+                    Receipt::Duplicate
+                }
+                Received::Poisoned => {
+                    self.overlay.keep(&batch);
+                    Receipt::Poisoned
+                }
             };
             self.receipts.push(receipt);
         }
         self.end()
-    }
-
-    /// Keeps what was decided of an event that is done: its position may have moved.
-    fn keep(&mut self, at: usize, receipt: Receipt) -> Receipt {
-        match self.overlay.run(&self.receives[at], self.now) {
-            Ok(_) => receipt,
-            Err(refusal) => Receipt::Refused(refusal),
-        }
     }
 
     fn called(&mut self, called: Called) -> Ask {
@@ -128,11 +139,11 @@ impl<'a> ReceiveFlow<'a> {
 
     fn applied(&mut self, at: usize, effect: Option<Body>) -> Receipt {
         self.known[at] = Known::Ran;
-        let receive = match effect {
-            None => self.receives[at].clone(),
-            Some(body) => self.receives[at].clone().effect(body),
+        let Some(body) = effect else {
+            self.overlay.keep(&core::mem::take(&mut self.decided));
+            return Receipt::Applied;
         };
-        match self.overlay.run(&receive, self.now) {
+        match self.overlay.run(&self.receives[at].clone().effect(body), self.now) {
             Ok(_) => Receipt::Applied,
             Err(refusal) => Receipt::Refused(refusal),
         }

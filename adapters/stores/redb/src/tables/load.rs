@@ -165,36 +165,31 @@ impl<'s, S: Source> Tables<'s, S> {
         Ok(decoder.decode(table, key, value)?)
     }
 
-    /// The place of an event: what its row in the table of events says, and its id.
+    /// The place of an event.
     pub(super) fn place_of(&self, id: &[u8]) -> Result<Option<Vec<u8>>, RedbError> {
         let Some(sealed) = self.value(Table::Events, id)? else { return Ok(None) };
-        let before = Seal::of(Table::Events).unseal(id, sealed.value())?;
-        Ok(Some([before, id].concat()))
+        Ok(Some(Seal::of(Table::Events).unseal(id, sealed.value())?.to_vec()))
     }
 
-    /// Reads what stands at the place of an event, given what its place has before its id.
+    /// Reads an event at its place.
     fn at_place<T>(
         &self,
-        before: &[u8],
+        place: &[u8],
         id: &[u8],
         read: impl FnOnce(&[u8]) -> Result<T, RedbError>,
     ) -> Result<T, RedbError> {
-        let place = [before, id].concat();
-        match self.places()?.get(place.as_slice())? {
-            Some(sealed) => read(Seal::PLACES.unseal(&place, sealed.value())?),
-            None => Err(place::error(&place, "there is no event at its place")),
+        let Some(sealed) = self.places()?.get(place)? else {
+            return Err(place::error(place, "there is no event at its place"));
+        };
+        match place::split(place, Seal::PLACES.unseal(place, sealed.value())?)? {
+            (there, event) if there == id => read(event),
+            _ => Err(place::error(place, "another event is at its place")),
         }
     }
 
     /// The revision of an event, given its place.
-    pub(super) fn revision_at(&self, place: &[u8]) -> Result<Revision, RedbError> {
-        match self.places()?.get(place)? {
-            Some(sealed) => {
-                let value = Seal::PLACES.unseal(place, sealed.value())?;
-                Ok(codec::decode_revision(Table::Events, value)?)
-            }
-            None => Err(place::error(place, "there is no event at its place")),
-        }
+    pub(super) fn revision_at(&self, place: &[u8], id: &[u8]) -> Result<Revision, RedbError> {
+        self.at_place(place, id, |event| Ok(codec::decode_revision(Table::Events, event)?))
     }
 
     /// What is in the outbox of an event. Few events have something there, often none has.
@@ -227,9 +222,9 @@ impl<'s, S: Source> Tables<'s, S> {
         decoder: &mut Decoder,
     ) -> Result<Option<Delivery>, RedbError> {
         let Some(sealed) = self.rows(Table::Events)?.get(id)? else { return Ok(None) };
-        let before = Seal::of(Table::Events).unseal(id, sealed.value())?;
+        let place = Seal::of(Table::Events).unseal(id, sealed.value())?;
         let (id, untouched) =
-            self.at_place(before, id, |value| Ok(decoder.untouched(id, value)?))?;
+            self.at_place(place, id, |value| Ok(decoder.untouched(id, value)?))?;
         let outbox = self.outbox(id.as_str().as_bytes(), decoder)?;
         Ok(Some(without_envelope(id, untouched, outbox)))
     }
@@ -269,28 +264,28 @@ impl<'s, S: Source> Tables<'s, S> {
             return Ok(0);
         }
         place.clear();
-        place::write_sequence(lane.key.as_str(), lane.row.head, place);
-        let name = lane.key.as_str().len();
-        let prefix = place[..=name].to_vec();
-        let start = (Bound::Included(Start(place)), Bound::Unbounded);
+        place::write(lane.key.as_str(), lane.row.head, place);
         lane.pending.reserve_exact(most);
         let mut sum = 0;
+        // The head is nearly always pending, and often enough: to look for it alone costs less than
+        // to go through a range.
+        if let Some(sealed) = self.places()?.get(place.as_slice())? {
+            let head = self.pending_at(lane, place, sealed.value(), envelopes, decoder)?;
+            sum += add(lane, head);
+            if lane.pending.len() == most || sum >= bytes {
+                return Ok(sum);
+            }
+        }
+        let prefix = lane.key.as_str().len() + 1;
+        let start = (Bound::Excluded(Start(place)), Bound::Unbounded);
         for found in self.places()?.range(start)? {
             let (at, sealed) = found?;
             let at = at.value();
-            if !at.starts_with(&prefix) {
+            if !at.starts_with(&place[..prefix]) {
                 break;
             }
-            let value = Seal::PLACES.unseal(at, sealed.value())?;
-            let (sequence, id) = place::split(at, name)?;
-            let delivery = self.standing(id, value, envelopes, decoder)?;
-            let state = EventState::of(&lane.row, &delivery.row);
-            let pending = matches!(state, EventState::Pending | EventState::Leased);
-            if !pending || delivery.row.sequence != sequence {
-                continue;
-            }
-            sum += delivery.event.as_ref().map_or(0, |event| event.body.bytes().len());
-            lane.pending.push(delivery);
+            let next = self.pending_at(lane, at, sealed.value(), envelopes, decoder)?;
+            sum += add(lane, next);
             if lane.pending.len() == most || sum >= bytes {
                 break;
             }
@@ -298,7 +293,24 @@ impl<'s, S: Source> Tables<'s, S> {
         Ok(sum)
     }
 
-    /// How the event stands that has this id and this value at a place.
+    /// What is pending at a place of a lane, if anything is.
+    fn pending_at(
+        &self,
+        lane: &Lane,
+        at: &[u8],
+        sealed: &[u8],
+        envelopes: bool,
+        decoder: &mut Decoder,
+    ) -> Result<Option<Delivery>, RedbError> {
+        let sequence = place::sequence(at, lane.key.as_str().len())?;
+        let (id, event) = place::split(at, Seal::PLACES.unseal(at, sealed)?)?;
+        let delivery = self.standing(id, event, envelopes, decoder)?;
+        let state = EventState::of(&lane.row, &delivery.row);
+        let pending = matches!(state, EventState::Pending | EventState::Leased);
+        Ok((pending && delivery.row.sequence == sequence).then_some(delivery))
+    }
+
+    /// How an event stands, given what stands at a place.
     fn standing(
         &self,
         id: &[u8],
@@ -345,6 +357,14 @@ impl<'s, S: Source> Tables<'s, S> {
         let first = self.places()?.range(start)?.next().transpose()?;
         Ok(first.is_none_or(|(at, _)| !at.value().starts_with(place)))
     }
+}
+
+/// Adds an event to a lane, if there is one; says how many bytes its body has.
+fn add(lane: &mut Lane, next: Option<Delivery>) -> usize {
+    let Some(next) = next else { return 0 };
+    let bytes = next.event.as_ref().map_or(0, |event| event.body.bytes().len());
+    lane.pending.push(next);
+    bytes
 }
 
 fn event_of(stored: Stored) -> Option<EventRow> {

@@ -5,8 +5,8 @@
 //! |-----------------|----------------------|---------------------------------------------------|
 //! | `twobox_meta`   | `format`             | the format version, with a checksum               |
 //! | `twobox_NAME`, one for each [`Table`] | the row's key | the row as bytes, with a checksum |
-//! | `twobox_events` | the event's id       | where the event stands: its place without the id, with a checksum |
-//! | `twobox_places` | a place: lane, NUL, sequence, id | the event as bytes, with a checksum; nothing but that, where a redrive has moved the event to |
+//! | `twobox_events` | the event's id       | its place, with a checksum                        |
+//! | `twobox_places` | a place: lane, NUL, sequence | the event's id, NUL, the event as bytes, with a checksum; without the event, where a redrive has moved it to |
 //! | `twobox_dead`   | a dead event's id    | nothing                                           |
 //! | `twobox_due`    | a time, and a lane   | lanes that are due then, with a checksum; see `due`  |
 //!
