@@ -15,7 +15,7 @@ use twobox::{
 
 use super::answer::load;
 use super::due::Moves;
-use super::load::{Opened, Scratch, Tables};
+use super::load::{Look, Opened, Scratch, Tables};
 use super::seal::Seal;
 use super::{DEAD, DUE, PLACES, ROWS, Source, place};
 use crate::error::{RedbError, shielded};
@@ -206,7 +206,7 @@ struct Checked<'a> {
 
 /// What a change writes, if its guard holds, and what stood in the index before.
 fn check<'c>(
-    tables: &Tables<'_, WriteTransaction>,
+    tables: &dyn Look,
     scratch: &mut Scratch,
     known: &mut Known<'_>,
     change: &'c Change,
@@ -227,7 +227,7 @@ fn check<'c>(
 
 /// The same for an event, whose body is not read for it.
 fn check_event<'c>(
-    tables: &Tables<'_, WriteTransaction>,
+    tables: &dyn Look,
     change: &'c Change,
     id: &[u8],
 ) -> Result<Option<(Write<'c>, Old)>, RedbError> {

@@ -5,7 +5,7 @@ use core::cell::{OnceCell, RefCell};
 use core::mem;
 use core::ops::Bound;
 
-use redb::{AccessGuard, ReadableTable, ReadableTableMetadata as _, TableError};
+use redb::{AccessGuard, TableError};
 use twobox::codec::{self, Decoder};
 use twobox::{
     Delivery, EventId, EventRow, EventState, Key, Lane, OutboxRow, Record, Revision, Stored, Table,
@@ -13,7 +13,7 @@ use twobox::{
 
 use super::due::Moves;
 use super::seal::Seal;
-use super::{Bytes, DEAD, DUE, PLACES, ROWS, Source, Start, place};
+use super::{Bytes, DEAD, DUE, PLACES, ROWS, Readable, Source, place};
 use crate::error::RedbError;
 
 /// What reading and writing use again and again.
@@ -57,7 +57,7 @@ impl<'s, S: Source> Opened<'s, S> {
 /// What is known of the end of a table in this transaction. Ids often follow each other, so that
 /// rows of a large transaction come behind all that are there; of these one need not be looked for.
 #[derive(Debug, Default)]
-enum End {
+pub(super) enum End {
     #[default]
     Unknown,
     /// A row was not there: it may pay off to find out.
@@ -76,24 +76,56 @@ pub(super) struct Tables<'s, S: Source> {
     pub(super) due: OnceCell<S::Table<'s, Bytes>>,
 }
 
-impl<'s, S: Source> Tables<'s, S> {
-    pub(super) fn rows(&self, table: Table) -> Result<&S::Table<'s, Bytes>, RedbError> {
+impl<S: Source> Tables<'_, S> {
+    /// Notes that a row was written, or removed.
+    pub(super) fn wrote(&mut self, table: Table, key: &[u8], there: bool) {
+        let end = self.ends[table as usize].get_mut();
+        if let End::Known(last) = end {
+            if !there {
+                *end = End::Unknown;
+            } else if key > last.as_slice() {
+                last.clear();
+                last.extend_from_slice(key);
+            }
+        }
+    }
+}
+
+/// The tables to read from, whichever kind of transaction they are in: so all that reads is there
+/// once, and not once for each kind.
+pub(super) trait Look {
+    fn rows(&self, table: Table) -> Result<&dyn Readable<Bytes>, RedbError>;
+    fn places(&self) -> Result<&dyn Readable<Bytes>, RedbError>;
+    fn dead(&self) -> Result<&dyn Readable<()>, RedbError>;
+    fn due(&self) -> Result<&dyn Readable<Bytes>, RedbError>;
+    /// What is known of the end of a table.
+    fn end(&self, table: Table) -> &RefCell<End>;
+}
+
+impl<S: Source> Look for Tables<'_, S> {
+    fn rows(&self, table: Table) -> Result<&dyn Readable<Bytes>, RedbError> {
         let at = table as usize;
-        opened(&self.rows[at], || self.source.table(ROWS[at]))
+        Ok(opened(&self.rows[at], || self.source.table(ROWS[at]))?)
     }
 
-    pub(super) fn places(&self) -> Result<&S::Table<'s, Bytes>, RedbError> {
-        opened(&self.places, || self.source.table(PLACES))
+    fn places(&self) -> Result<&dyn Readable<Bytes>, RedbError> {
+        Ok(opened(&self.places, || self.source.table(PLACES))?)
     }
 
-    pub(super) fn dead(&self) -> Result<&S::Table<'s, ()>, RedbError> {
-        opened(&self.dead, || self.source.table(DEAD))
+    fn dead(&self) -> Result<&dyn Readable<()>, RedbError> {
+        Ok(opened(&self.dead, || self.source.table(DEAD))?)
     }
 
-    pub(super) fn due(&self) -> Result<&S::Table<'s, Bytes>, RedbError> {
-        opened(&self.due, || self.source.table(DUE))
+    fn due(&self) -> Result<&dyn Readable<Bytes>, RedbError> {
+        Ok(opened(&self.due, || self.source.table(DUE))?)
     }
 
+    fn end(&self, table: Table) -> &RefCell<End> {
+        &self.ends[table as usize]
+    }
+}
+
+impl dyn Look + '_ {
     /// The row of this key.
     pub(super) fn get(
         &self,
@@ -120,9 +152,9 @@ impl<'s, S: Source> Tables<'s, S> {
     /// The value of this key.
     fn value(&self, table: Table, key: &[u8]) -> Result<Option<AccessGuard<'_, Bytes>>, RedbError> {
         let rows = self.rows(table)?;
-        let mut end = self.ends[table as usize].borrow_mut();
+        let mut end = self.end(table).borrow_mut();
         if let End::Missed = *end {
-            let last = rows.last()?.map(|(last, _)| last.value().to_vec());
+            let last = rows.last()?.map(|last| last.value().to_vec());
             *end = End::Known(last.unwrap_or_default());
         }
         if let End::Known(last) = &*end
@@ -135,19 +167,6 @@ impl<'s, S: Source> Tables<'s, S> {
             *end = End::Missed;
         }
         Ok(found)
-    }
-
-    /// Notes that a row was written, or removed.
-    pub(super) fn wrote(&mut self, table: Table, key: &[u8], there: bool) {
-        let end = self.ends[table as usize].get_mut();
-        if let End::Known(last) = end {
-            if !there {
-                *end = End::Unknown;
-            } else if key > last.as_slice() {
-                last.clear();
-                last.extend_from_slice(key);
-            }
-        }
     }
 
     /// The row with these bytes as its key and its value.
@@ -277,8 +296,7 @@ impl<'s, S: Source> Tables<'s, S> {
             }
         }
         let prefix = lane.key.as_str().len() + 1;
-        let start = (Bound::Excluded(Start(place)), Bound::Unbounded);
-        for found in self.places()?.range(start)? {
+        for found in self.places()?.range(Bound::Excluded(place))? {
             let (at, sealed) = found?;
             let at = at.value();
             if !at.starts_with(&place[..prefix]) {
@@ -353,8 +371,7 @@ impl<'s, S: Source> Tables<'s, S> {
     ) -> Result<bool, RedbError> {
         place.clear();
         place::write_lane(lane, place);
-        let start = (Bound::Included(Start(place)), Bound::Unbounded);
-        let first = self.places()?.range(start)?.next().transpose()?;
+        let first = self.places()?.range(Bound::Included(place))?.next().transpose()?;
         Ok(first.is_none_or(|(at, _)| !at.value().starts_with(place)))
     }
 }

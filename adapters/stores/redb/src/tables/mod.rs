@@ -23,10 +23,11 @@ mod seal;
 
 use alloc::string::ToString;
 use core::borrow::Borrow;
+use core::ops::Bound;
 
-use redb::{MultimapTableHandle, ReadableTableMetadata as _};
 use redb::{
-    ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError, TableHandle, Value,
+    AccessGuard, MultimapTableHandle, Range, ReadOnlyTable, ReadTransaction, ReadableTable,
+    ReadableTableMetadata, StorageError, TableDefinition, TableError, TableHandle, Value,
     WriteTransaction,
 };
 use twobox::{FORMAT_VERSION, Table};
@@ -60,6 +61,38 @@ const ROWS: [TableDefinition<'_, Bytes, Bytes>; Table::ALL.len()] = [
     TableDefinition::new("twobox_positions"),
     TableDefinition::new("twobox_calls"),
 ];
+
+/// A table that can be read, of whichever kind of transaction.
+trait Readable<V: Value + 'static> {
+    fn get(&self, key: &[u8]) -> Result<Option<AccessGuard<'_, V>>, StorageError>;
+
+    /// All from a key on.
+    fn range(&self, from: Bound<&[u8]>) -> Result<Range<'_, Bytes, V>, StorageError>;
+
+    /// The last key.
+    fn last(&self) -> Result<Option<AccessGuard<'_, Bytes>>, StorageError>;
+
+    fn is_empty(&self) -> Result<bool, StorageError>;
+}
+
+impl<V: Value + 'static, T: ReadableTable<Bytes, V>> Readable<V> for T {
+    fn get(&self, key: &[u8]) -> Result<Option<AccessGuard<'_, V>>, StorageError> {
+        ReadableTable::get(self, key)
+    }
+
+    fn range(&self, from: Bound<&[u8]>) -> Result<Range<'_, Bytes, V>, StorageError> {
+        let from = from.map(Start);
+        ReadableTable::range(self, (from, Bound::Unbounded))
+    }
+
+    fn last(&self) -> Result<Option<AccessGuard<'_, Bytes>>, StorageError> {
+        Ok(ReadableTable::last(self)?.map(|(key, _)| key))
+    }
+
+    fn is_empty(&self) -> Result<bool, StorageError> {
+        ReadableTableMetadata::is_empty(self)
+    }
+}
 
 /// A transaction whose tables can be read.
 pub(crate) trait Source {
@@ -137,7 +170,7 @@ pub(crate) fn prepare(tx: &WriteTransaction) -> Result<(), RedbError> {
             what: "the database has no format version of twobox".to_string(),
         });
     }
-    if !meta.is_empty()? {
+    if !ReadableTableMetadata::is_empty(&meta)? {
         let what = "it has rows, but no format version of twobox".to_string();
         return Err(RedbError::NameTaken { table: META.name().to_string(), what });
     }
