@@ -62,8 +62,8 @@ pub enum Change {
         /// Which row.
         key: Key,
     },
-    /// Change a lane, if it is leased under this token.
-    /// [`LaneRow::edited`](crate::LaneRow::edited) says what becomes of it; its revision grows.
+    /// Change a lane, if it is leased under this token. [`LaneRow::edited`](crate::LaneRow::edited)
+    /// gives the row after it; its revision grows by one.
     Lane {
         /// Which lane.
         key: OrderingKey,
@@ -152,7 +152,8 @@ impl Batch {
         &self.changes
     }
 
-    /// Changes in any order; for tests of adapters, since a transition makes its own batch.
+    /// A batch of changes given in any order. It is for tests of adapters: a transition makes its
+    /// own batch.
     ///
     /// # Errors
     ///

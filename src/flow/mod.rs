@@ -140,9 +140,13 @@ struct Tries {
 }
 
 impl Tries {
+    /// A transaction has begun, perhaps anew: a conflict of an earlier run of it counts no more.
+    fn begun(&mut self) {
+        self.last = None;
+    }
+
     /// A conflict was met: the transaction is rolled back, and then see [`Tries::again`].
     fn conflict(&mut self, key: Option<Key>) -> Ask {
-        self.conflicts += 1;
         self.last = Some(key);
         Ask::RollBack
     }
@@ -150,6 +154,7 @@ impl Tries {
     /// After a transaction has ended: what to do, if that was for a conflict.
     fn again(&mut self) -> Option<Ask> {
         self.last.as_ref()?;
+        self.conflicts += 1;
         if self.conflicts > CONFLICT_TRIES {
             return Some(Ask::Done);
         }

@@ -19,13 +19,13 @@ use crate::time::Millis;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[must_use]
 pub struct Operated {
-    /// The events to which it was done.
+    /// The events that were changed.
     pub done: Vec<EventId>,
-    /// The events to which it was not, and why.
+    /// The events that were not, each with the reason.
     pub refused: Vec<(EventId, NotDone)>,
 }
 
-/// Why something was not done to an event.
+/// Why an event was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Error)]
 pub enum NotDone {
     /// There is no such event, or it was purged.
@@ -37,9 +37,9 @@ pub enum NotDone {
     /// It is in a state in which this cannot be done.
     #[error("it is {}, and this can be done only to events that are {wanted}", state.name())]
     State {
-        /// Where it is on its way.
+        /// Its delivery state.
         state: EventState,
-        /// What it would have to be.
+        /// The state that it would have to be in.
         wanted: &'static str,
     },
     /// Consumers may have forgotten that they have applied it (F10).
@@ -276,7 +276,7 @@ impl Transition for Redrive {
     }
 }
 
-/// Gives dead events up for good, for a reason that stays on record.
+/// Gives up dead events for good, for a reason that stays on record.
 ///
 /// | the event is    | what is written                                         | outcome |
 /// |-----------------|---------------------------------------------------------|---------|

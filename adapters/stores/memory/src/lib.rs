@@ -1,13 +1,13 @@
 //! The reference store of twobox: all tables in memory, without std.
 //!
-//! It says what every store must do, in the fewest words, and it is the model that others are
+//! It shows what every store must do, in the fewest lines, and it is the model that others are
 //! checked against: its [`State`] can be cloned, compared and hashed. A crash loses what was not
 //! committed, and nothing else; that is what [`MemoryStore::crash`] does. When the program ends,
 //! everything is gone.
 //!
-//! One transaction writes at a time, and any number of views may be open meanwhile. To begin a
-//! transaction while another one is open waits by spinning; on the same thread that is for ever, as
-//! with any lock.
+//! One transaction writes at a time, and any number of views may be open meanwhile. Beginning a
+//! transaction while another one is open waits by spinning; on the same thread that is a deadlock,
+//! as with any lock.
 //!
 //! ```
 //! use twobox::{Fingerprint, Millis, Register, Registered, Request, Store};
@@ -46,7 +46,7 @@ pub struct MemoryStore {
     writer: Mutex<()>,
 }
 
-/// All tables at one moment. To clone it costs next to nothing: states share what they have in
+/// All tables at one moment. Cloning it costs next to nothing: states share what they have in
 /// common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct State {
