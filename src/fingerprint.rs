@@ -84,7 +84,10 @@ impl Fingerprint {
     #[must_use]
     pub fn of<N: AsRef<str>, V: AsRef<str>>(fields: impl IntoIterator<Item = (N, V)>) -> Self {
         let mut fields: Vec<(N, V)> = fields.into_iter().collect();
-        fields.sort_by(|(a, x), (b, y)| (a.as_ref(), x.as_ref()).cmp(&(b.as_ref(), y.as_ref())));
+        fn key<N: AsRef<str>, V: AsRef<str>>((name, value): &(N, V)) -> (&str, &str) {
+            (name.as_ref(), value.as_ref())
+        }
+        fields.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
         let parts = fields
             .iter()
             .flat_map(|(name, value)| [name.as_ref().as_bytes(), value.as_ref().as_bytes()]);
@@ -109,7 +112,11 @@ impl Fingerprint {
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let digest = Digest::of_parts("twobox/bytes/1", [bytes]);
         let beginning = &bytes[..bytes.len().min(Self::ENOUGH)];
-        Self { digest, summary: fit(&String::from_utf8_lossy(beginning), Self::MAX_SUMMARY) }
+        let summary = match core::str::from_utf8(beginning) {
+            Ok(text) => fit(text, Self::MAX_SUMMARY),
+            Err(_) => fit(&String::from_utf8_lossy(beginning), Self::MAX_SUMMARY),
+        };
+        Self { digest, summary }
     }
 
     /// Of a JSON document, in the canonical form of RFC 8785: the order of members, white space,

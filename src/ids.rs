@@ -330,7 +330,9 @@ impl fmt::Debug for Reason {
 /// Makes a text fit for one line of at most `max` bytes.
 pub(crate) fn fit(text: &str, max: usize) -> Arc<str> {
     const MORE: &str = "…";
-    if text.len() <= max && !text.contains(char::is_control) {
+    // Most are ASCII, of which this is next to nothing: there is no branch in it.
+    let plain = |text: &str| text.bytes().fold(true, |all, byte| all & (32..127).contains(&byte));
+    if text.len() <= max && (plain(text) || !text.contains(char::is_control)) {
         return text.into();
     }
     let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();

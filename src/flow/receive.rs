@@ -10,8 +10,8 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::convert::Infallible;
 
-use super::{Ask, Called, Flow, Overlay, Stop, Then, Told, Tries};
-use crate::boundary::Query;
+use super::{Ask, Called, Flow, Overlay, Steps, Stop, Then, Told, Tries};
+use crate::boundary::{Batch, Decision, Query};
 use crate::event::Body;
 use crate::ids::Reason;
 use crate::inbox::{Receipt, Reception};
@@ -79,9 +79,9 @@ pub struct ReceiveFlow<'a> {
     receipts: Vec<Receipt>,
     called: bool,
     spoilt: bool,
+    /// What was decided of the event whose handler was called last.
+    decided: Batch,
 }
-
-type Next = Ask<Result<Vec<Receipt>, Stop<Infallible>>>;
 
 impl<'a> ReceiveFlow<'a> {
     /// Receives these messages at this time.
@@ -102,10 +102,11 @@ impl<'a> ReceiveFlow<'a> {
             receipts: Vec::with_capacity(messages.len()),
             called: false,
             spoilt: false,
+            decided: Batch::new(),
         }
     }
 
-    fn begin(&mut self) -> Next {
+    fn begin(&mut self) -> Ask {
         self.tries.begun();
         self.found.clear();
         self.turns.clear();
@@ -115,28 +116,44 @@ impl<'a> ReceiveFlow<'a> {
     }
 
     /// Goes on to the next event whose handler is to run.
-    fn go_on(&mut self) -> Next {
+    fn go_on(&mut self) -> Ask {
         while let Some(message) = self.messages.get(self.receipts.len()) {
             let at = self.receipts.len();
-            // Only looked at: what is decided is not kept before the handler has run.
-            let receipt = match self.overlay.look(&self.receives[at], self.now) {
-                Err(refusal) => Receipt::Refused(refusal),
-                Ok(Received::WaitsFor(sequence)) => Receipt::WaitsFor(sequence),
+            let Decision { batch, outcome } =
+                match self.overlay.decide(&self.receives[at], self.now) {
+                    Ok(decision) => decision,
+                    Err(refusal) => {
+                        self.receipts.push(Receipt::Refused(refusal));
+                        continue;
+                    }
+                };
+            let receipt = match outcome {
+                Received::WaitsFor(sequence) => Receipt::WaitsFor(sequence),
                 // One of the same id had its turn, and is not applied all the same.
-                Ok(Received::Applied) if !self.takes_turn(at) => {
+                Received::Applied if !self.takes_turn(at) => {
                     Receipt::Deferred(Reason::new("it stands in the batch before, unapplied"))
                 }
-                Ok(Received::Applied) => match &self.known[at] {
-                    Known::Nothing => return Ask::Call(at),
-                    Known::Ran if self.rounds < 2 => return Ask::Call(at),
-                    Known::Ran => Receipt::Deferred(Reason::new(
+                Received::Applied => match &self.known[at] {
+                    Known::Ran if self.rounds >= 2 => Receipt::Deferred(Reason::new(
                         "it was rolled back with another event, whose handler failed",
                     )),
+                    // It is kept if the handler does not fail.
+                    Known::Nothing | Known::Ran => {
+                        self.decided = batch;
+                        return Ask::Call(at);
+                    }
                     Known::Deferred(reason) => Receipt::Deferred(reason.clone()),
                     Known::Failed(reason) => self.count_failure(message, reason.clone()),
                 },
-                Ok(Received::Duplicate) => self.keep(at, Receipt::Duplicate),
-                Ok(Received::Poisoned) => self.keep(at, Receipt::Poisoned),
+                // Of what is done the position may have moved.
+                Received::Duplicate => {
+                    self.overlay.keep(&batch);
+                    Receipt::Duplicate
+                }
+                Received::Poisoned => {
+                    self.overlay.keep(&batch);
+                    Receipt::Poisoned
+                }
             };
             self.receipts.push(receipt);
         }
@@ -149,15 +166,7 @@ impl<'a> ReceiveFlow<'a> {
         *self.turns.entry(*first).or_insert(at) == at
     }
 
-    /// Keeps what was decided of an event that is done: its position may have moved.
-    fn keep(&mut self, at: usize, receipt: Receipt) -> Receipt {
-        match self.overlay.run(&self.receives[at], self.now) {
-            Ok(_) => receipt,
-            Err(refusal) => Receipt::Refused(refusal),
-        }
-    }
-
-    fn called(&mut self, called: Called) -> Next {
+    fn called(&mut self, called: Called) -> Ask {
         let at = self.receipts.len();
         self.called = true;
         let receipt = match called {
@@ -181,11 +190,11 @@ impl<'a> ReceiveFlow<'a> {
 
     fn applied(&mut self, at: usize, effect: Option<Body>) -> Receipt {
         self.found.push((at, Known::Ran));
-        let receive = match effect {
-            None => self.receives[at].clone(),
-            Some(body) => self.receives[at].clone().effect(body),
+        let Some(body) = effect else {
+            self.overlay.keep(&core::mem::take(&mut self.decided));
+            return Receipt::Applied;
         };
-        match self.overlay.run(&receive, self.now) {
+        match self.overlay.run(&self.receives[at].clone().effect(body), self.now) {
             Ok(_) => Receipt::Applied,
             Err(refusal) => Receipt::Refused(refusal),
         }
@@ -202,7 +211,7 @@ impl<'a> ReceiveFlow<'a> {
         }
     }
 
-    fn end(&mut self) -> Next {
+    fn end(&mut self) -> Ask {
         if self.spoilt {
             return Ask::RollBack;
         }
@@ -215,7 +224,7 @@ impl<'a> ReceiveFlow<'a> {
         }
     }
 
-    fn ended(&mut self) -> Next {
+    fn ended(&mut self) -> Ask {
         if let Some(again) = self.tries.again() {
             return again;
         }
@@ -226,7 +235,7 @@ impl<'a> ReceiveFlow<'a> {
             }
             return Ask::Begin;
         }
-        Ask::Done(Ok(core::mem::take(&mut self.receipts)))
+        Ask::Done
     }
 }
 
@@ -246,9 +255,15 @@ impl Flow for ReceiveFlow<'_> {
     type Output = Vec<Receipt>;
     type Refusal = Infallible;
 
-    fn next(&mut self, told: Told<'_>) -> Next {
+    fn finish(self) -> Result<Vec<Receipt>, Stop<Infallible>> {
+        self.tries.finish(self.receipts)
+    }
+}
+
+impl Steps for ReceiveFlow<'_> {
+    fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
-            Told::Start if self.messages.is_empty() => Ask::Done(Ok(Vec::new())),
+            Told::Start if self.messages.is_empty() => Ask::Done,
             Told::Start => Ask::Begin,
             Told::Begun => self.begin(),
             Told::Rows(rows) => {

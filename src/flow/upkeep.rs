@@ -8,7 +8,7 @@ use core::convert::Infallible;
 use core::num::NonZeroU16;
 
 use super::run::{RunFlow, unasked};
-use super::{Ask, Flow, Stop, Told};
+use super::{Ask, Flow, Steps, Stop, Told};
 use crate::boundary::{Query, Rows, Transition};
 use crate::checked::Checked;
 use crate::ids::{EventId, EventType};
@@ -28,6 +28,7 @@ pub struct PurgeFlow<'a> {
     tables: core::slice::Iter<'static, crate::Table>,
     page: Option<Purge<'a>>,
     run: Option<RunFlow<Purge<'a>>>,
+    stop: Option<Stop<Infallible>>,
 }
 
 impl<'a> PurgeFlow<'a> {
@@ -35,22 +36,22 @@ impl<'a> PurgeFlow<'a> {
     #[must_use]
     pub fn new(retention: &'a Checked<Retention>, limit: NonZeroU16, now: Millis) -> Self {
         let tables = Purge::TABLES.iter();
-        Self { retention, limit, now, removed: 0, tables, page: None, run: None }
+        Self { retention, limit, now, removed: 0, tables, page: None, run: None, stop: None }
     }
 
     /// Looks at a page, or else at the next table, or is done.
-    fn look(&mut self, page: Option<Purge<'a>>) -> Ask<Result<usize, Stop<Infallible>>> {
+    fn look(&mut self, page: Option<Purge<'a>>) -> Ask {
         let next =
             || self.tables.next().map(|table| Purge::new(self.retention, *table, self.limit));
         self.page = page.or_else(next);
         match &self.page {
-            None => Ask::Done(Ok(self.removed)),
+            None => Ask::Done,
             Some(page) => Ask::View(page.query(self.now)),
         }
     }
 
     /// Removes what was found in a page, or goes on.
-    fn found(&mut self, rows: &Rows) -> Ask<Result<usize, Stop<Infallible>>> {
+    fn found(&mut self, rows: &Rows) -> Ask {
         let Some(page) = self.page.take() else { return unasked() };
         if rows.rows.is_empty() && rows.deliveries.is_empty() {
             let next = rows.next.clone().map(|key| page.after(key));
@@ -61,13 +62,19 @@ impl<'a> PurgeFlow<'a> {
         self.removing(Told::Start)
     }
 
-    fn removing(&mut self, told: Told<'_>) -> Ask<Result<usize, Stop<Infallible>>> {
+    fn removing(&mut self, told: Told<'_>) -> Ask {
         let Some(run) = &mut self.run else { return unasked() };
-        match pass(run.next(told)) {
-            Ok(ask) => ask,
-            Err(Err(stop)) => Ask::Done(Err(stop)),
-            Err(Ok(purged)) => {
-                self.run = None;
+        let ask = run.next(told);
+        if !matches!(ask, Ask::Done) {
+            return ask;
+        }
+        match self.run.take().map(RunFlow::finish) {
+            None => unasked(),
+            Some(Err(stop)) => {
+                self.stop = Some(stop);
+                Ask::Done
+            }
+            Some(Ok(purged)) => {
                 self.removed += purged.removed;
                 let page = self.page.take();
                 self.look(page.zip(purged.next).map(|(page, key)| page.after(key)))
@@ -80,7 +87,13 @@ impl Flow for PurgeFlow<'_> {
     type Output = usize;
     type Refusal = Infallible;
 
-    fn next(&mut self, told: Told<'_>) -> Ask<Result<usize, Stop<Infallible>>> {
+    fn finish(self) -> Result<usize, Stop<Infallible>> {
+        self.stop.map_or(Ok(self.removed), Err)
+    }
+}
+
+impl Steps for PurgeFlow<'_> {
+    fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
             Told::Start => self.look(None),
             Told::Rows(rows) if self.run.is_none() => self.found(rows),
@@ -91,20 +104,6 @@ impl Flow for PurgeFlow<'_> {
             | Told::Ended) => self.removing(told),
         }
     }
-}
-
-/// What a flow within another one asks, or what it came to.
-fn pass<T, U>(ask: Ask<T>) -> Result<Ask<U>, T> {
-    Ok(match ask {
-        Ask::Done(value) => return Err(value),
-        Ask::View(query) => Ask::View(query),
-        Ask::Begin => Ask::Begin,
-        Ask::Load(query) => Ask::Load(query),
-        Ask::Write(batch, then) => Ask::Write(batch, then),
-        Ask::Call(n) => Ask::Call(n),
-        Ask::Commit => Ask::Commit,
-        Ask::RollBack => Ask::RollBack,
-    })
 }
 
 /// Redrives all dead events, or all of one type.
@@ -118,9 +117,8 @@ pub struct RedriveFlow<'a> {
     after: Option<EventId>,
     full: bool,
     run: Option<RunFlow<Redrive>>,
+    stop: Option<Stop<Infallible>>,
 }
-
-type Redriven = Ask<Result<Operated, Stop<Infallible>>>;
 
 impl<'a> RedriveFlow<'a> {
     /// So many events are redriven in one transaction.
@@ -131,17 +129,17 @@ impl<'a> RedriveFlow<'a> {
     #[must_use]
     pub fn new(event_type: Option<&'a EventType>, window: RedriveWindow, now: Millis) -> Self {
         let all = Operated::default();
-        Self { event_type, window, now, all, after: None, full: true, run: None }
+        Self { event_type, window, now, all, after: None, full: true, run: None, stop: None }
     }
 
-    fn look(&mut self) -> Redriven {
+    fn look(&mut self) -> Ask {
         if !self.full {
-            return Ask::Done(Ok(core::mem::take(&mut self.all)));
+            return Ask::Done;
         }
         Ask::View(Query::Dead { after: self.after.clone(), limit: Self::PAGE })
     }
 
-    fn found(&mut self, rows: &Rows) -> Redriven {
+    fn found(&mut self, rows: &Rows) -> Ask {
         self.full = rows.deliveries.len() == Self::PAGE;
         self.after = rows.deliveries.last().map(|last| last.id.clone());
         let dead = rows.deliveries.iter();
@@ -158,13 +156,19 @@ impl<'a> RedriveFlow<'a> {
         }
     }
 
-    fn redriving(&mut self, told: Told<'_>) -> Redriven {
+    fn redriving(&mut self, told: Told<'_>) -> Ask {
         let Some(run) = &mut self.run else { return unasked() };
-        match pass(run.next(told)) {
-            Ok(ask) => ask,
-            Err(Err(stop)) => Ask::Done(Err(stop)),
-            Err(Ok(operated)) => {
-                self.run = None;
+        let ask = run.next(told);
+        if !matches!(ask, Ask::Done) {
+            return ask;
+        }
+        match self.run.take().map(RunFlow::finish) {
+            None => unasked(),
+            Some(Err(stop)) => {
+                self.stop = Some(stop);
+                Ask::Done
+            }
+            Some(Ok(operated)) => {
                 self.all.done.extend(operated.done);
                 self.all.refused.extend(operated.refused);
                 self.look()
@@ -177,7 +181,13 @@ impl Flow for RedriveFlow<'_> {
     type Output = Operated;
     type Refusal = Infallible;
 
-    fn next(&mut self, told: Told<'_>) -> Redriven {
+    fn finish(self) -> Result<Operated, Stop<Infallible>> {
+        self.stop.map_or(Ok(self.all), Err)
+    }
+}
+
+impl Steps for RedriveFlow<'_> {
+    fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
             Told::Start => self.look(),
             Told::Rows(rows) if self.run.is_none() => self.found(rows),

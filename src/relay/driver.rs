@@ -105,7 +105,8 @@ impl<S: Store, P: Publisher> Relay<S, P> {
         let Some(action) = self.machine.poll_action() else { return Ok(false) };
         match action {
             Action::Exchange(exchange) => {
-                let flow = exchange.flow(self.machine.settings(), self.machine.now(), false);
+                // A lease is seldom stale, so it settles without a look.
+                let flow = exchange.flow(self.machine.settings(), self.machine.now(), true);
                 let exchanged = drive(&self.store, flow, &mut NoCall);
                 let (told, failed) = told(exchanged);
                 self.machine.conclude_exchange(now, told);

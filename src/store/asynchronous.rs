@@ -17,7 +17,7 @@ use super::reading::readings;
 use super::{Applied, NoCall, RunError, StoreError, is_conflict};
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::Body;
-use crate::flow::{Ask, Called, Flow, RunFlow, Stop, Then, Told, WriteFlow};
+use crate::flow::{Ask, Called, Flow, RunFlow, Then, Told, WriteFlow};
 use crate::ids::{Consumer, EventId, OrderId, OrderingKey, Reason, RequestKey};
 use crate::stats::Stats;
 use crate::table::{
@@ -351,7 +351,6 @@ impl<X> DerefMut for AsyncWriting<'_, X> {
 }
 
 type Driven<F, E> = Result<<F as Flow>::Output, RunError<E, <F as Flow>::Refusal>>;
-type Asked<F> = Ask<Result<<F as Flow>::Output, Stop<<F as Flow>::Refusal>>>;
 
 /// Runs a flow to its end, as [`drive`](super::drive) does.
 ///
@@ -367,7 +366,7 @@ where
     let mut ask = flow.next(Told::Start);
     loop {
         ask = match ask {
-            Ask::Done(done) => return done.map_err(RunError::stopped),
+            Ask::Done => return flow.finish().map_err(RunError::stopped),
             Ask::View(query) => {
                 let rows = store.load_once(&query).await.map_err(RunError::of)?;
                 flow.next(Told::Rows(&rows))
@@ -397,7 +396,7 @@ where
     F: Flow,
     C: for<'a> AsyncCall<S::Tx<'a>>,
 {
-    let mut ask: Asked<F> = flow.next(Told::Begun);
+    let mut ask = flow.next(Told::Begun);
     if let Ask::Write(batch, Then::Commit) = &ask {
         return store.autocommit(batch).await;
     }
@@ -420,7 +419,7 @@ where
                 flow.next(Told::Called(called))
             }
             Ask::Commit => return tx.commit().await.map_err(RunError::of_commit),
-            Ask::RollBack | Ask::Begin | Ask::Done(_) => return Ok(()),
+            Ask::RollBack | Ask::Begin | Ask::Done => return Ok(()),
         };
     }
 }

@@ -13,9 +13,9 @@ use core::time::Duration;
 
 use twobox::relay::{Published, Relay, RelaySettings};
 use twobox::{
-    Body, Checked, CommitOrder, Consumer, Draft, Dump, EventState, Fault, Fingerprint, Handled,
-    InProcess, Inbox, Invalid, Millis, OrderId, Owner, Reader, Reason, Register, Registered,
-    Request, Retention, Store, Table, purge_all,
+    Body, Checked, CommitOrder, Consumer, Draft, Dump, EventId, EventState, Fault, Fingerprint,
+    Handled, InProcess, Inbox, Invalid, Load, Millis, OrderId, Owner, Reader, Reason, Register,
+    Registered, Request, Retention, Store, Table, purge_all,
 };
 
 use crate::bare;
@@ -112,9 +112,8 @@ pub(crate) fn look(sender: &impl Reader, receiver: &impl Reader) -> Result<(), W
     check("orders", sent.count(Table::Orders), 1)?;
     check("inbox", received.count(Table::Inbox), 1)?;
     check("effects", received.count(Table::Effects), 1)?;
-    let events = sent.events();
-    let confirmed = events.values().filter(|(state, _)| *state == EventState::Confirmed);
-    check("confirmed", confirmed.count(), 1)
+    let event = EventId::new("order:req-001/1")?;
+    check("the event", sender.view()?.event_state(&event)?, Some(EventState::Confirmed))
 }
 
 /// Removes what is past its retention: the request, the event with its lane, and the inbox row with

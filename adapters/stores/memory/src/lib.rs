@@ -136,8 +136,16 @@ impl Load for State {
     fn load(&mut self, query: &Query) -> Result<Rows, Infallible> {
         Ok(match query {
             Query::Rows(keys) => {
-                let rows = keys.as_slice().iter().filter_map(|key| self.get(key));
-                Rows::of(rows.cloned().collect())
+                let mut keys = keys.as_slice().iter();
+                let mut rows = Vec::new();
+                while let Some(key) = keys.next() {
+                    let Some(row) = self.get(key) else { continue };
+                    if rows.is_empty() {
+                        rows.reserve_exact(1 + keys.len());
+                    }
+                    rows.push(row.clone());
+                }
+                Rows::of(rows)
             }
             Query::Due(due) => Rows { lanes: self.due(due), ..Rows::default() },
             Query::Deliveries { events, run } => self.deliveries(events, *run),
