@@ -12,8 +12,12 @@ use crate::event::Body;
 use crate::flow::{Called, ReceiveFlow};
 use crate::ids::{Consumer, Reason};
 use crate::message::Message;
-use crate::store::asynchronous::{self, AsyncCall, AsyncReader, AsyncStore, AsyncWriting};
-use crate::store::{Call, Reader, RunError, Store, Tables, Writing, drive};
+use crate::store::asynchronous::{
+    self, AsyncCall, AsyncLoad, AsyncReader, AsyncStore, AsyncWriting,
+};
+use crate::store::{
+    Call, Reader, RunError, Store, StoreError, Tables, Writing, drive, is_conflict,
+};
 use crate::time::Millis;
 use crate::transition::receive::{ContentDiffers, CountFailure, Receive};
 
@@ -135,12 +139,13 @@ impl<R: Deref<Target: Store>> Inbox<R> {
     ///
     /// An error of the handler rolls back what it wrote and counts as a failure; a panic rolls back
     /// and is not caught. The handler may run more than once, if the transaction conflicts with
-    /// another one.
+    /// another one: a conflict of the store, also one that the handler returns, boxed or not, is no
+    /// failure of it.
     ///
     /// # Errors
     ///
     /// Only the store's: the event must come again.
-    pub fn receive<E: fmt::Display>(
+    pub fn receive<E: fmt::Display + 'static>(
         &self,
         message: &Message,
         now: Millis,
@@ -157,7 +162,7 @@ impl<R: Deref<Target: Store>> Inbox<R> {
     ///
     /// Only the store's: all of them must come again, and those that were applied are duplicates
     /// then.
-    pub fn receive_batch<E: fmt::Display>(
+    pub fn receive_batch<E: fmt::Display + 'static>(
         &self,
         messages: &[Message],
         now: Millis,
@@ -171,7 +176,7 @@ impl<R: Deref<Target: Store>> Inbox<R> {
 /// What an async consumer does about an event.
 pub trait AsyncHandler<X>: Send {
     /// Why it failed.
-    type Error: fmt::Display;
+    type Error: fmt::Display + 'static;
 
     /// Does it, in the transaction that marks the event as applied.
     fn handle(
@@ -183,12 +188,12 @@ pub trait AsyncHandler<X>: Send {
 
 impl<R: Deref<Target: AsyncStore>> Inbox<R> {
     /// As [`Inbox::receive_batch`], on an async store. The future is `Send`, as that of
-    /// [`AsyncStore::write`] is.
+    /// [`asynchronous::write`] is.
     ///
     /// # Errors
     ///
     /// As there.
-    pub async fn receive_async<E: fmt::Display>(
+    pub async fn receive_async<E: fmt::Display + 'static>(
         &self,
         messages: &[Message],
         now: Millis,
@@ -227,11 +232,13 @@ fn only(mut receipts: Vec<Receipt>) -> Receipt {
 }
 
 /// What a handler made of an event, as a flow is told.
-fn called<E: fmt::Display>(handled: Result<Handled, E>) -> Called {
+fn called<S: StoreError, E: fmt::Display + 'static>(handled: Result<Handled, E>) -> Called {
     match handled {
         Ok(Handled::Done) => Called::Done,
         Ok(Handled::Effect(body)) => Called::Effect(body),
         Ok(Handled::Defer(reason)) => Called::Defer(reason),
+        // The store's doing, and not the consumer's: it counts against no event.
+        Err(error) if is_conflict::<S, E>(&error) => Called::Conflict(None),
         Err(error) => Called::Failed(Reason::new(error)),
     }
 }
@@ -248,13 +255,13 @@ impl<X, H, E> Call<X> for Handling<'_, H>
 where
     X: Tables,
     H: FnMut(&mut Writing<'_, X>, &Message) -> Result<Handled, E>,
-    E: fmt::Display,
+    E: fmt::Display + 'static,
 {
     fn call(&mut self, tx: &mut X, n: usize) -> Called {
         let mut writing = Writing::new(tx, self.now);
         let handled = (self.handler)(&mut writing, &self.messages[n]);
         self.touched = writing.touched();
-        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+        writing.conflict().map_or_else(|| called::<X::Error, _>(handled), Called::Conflict)
     }
 
     fn touched(&self) -> bool {
@@ -274,23 +281,25 @@ struct Typed<'h, H>(&'h mut H);
 
 impl<X, F, E> AsyncCall<X> for AsyncHandling<'_, Closure<F>>
 where
+    X: AsyncLoad,
     F: AsyncFnMut(&mut AsyncWriting<'_, X>, &Message) -> Result<Handled, E>,
-    E: fmt::Display,
+    E: fmt::Display + 'static,
 {
     async fn call(&mut self, tx: &mut X, n: usize) -> Called {
         let mut writing = AsyncWriting::new(tx, self.now);
         let handled = (self.handler.0)(&mut writing, &self.messages[n]).await;
-        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+        writing.conflict().map_or_else(|| called::<X::Error, _>(handled), Called::Conflict)
     }
 }
 
 impl<X, H> AsyncCall<X> for AsyncHandling<'_, Typed<'_, H>>
 where
+    X: AsyncLoad,
     H: AsyncHandler<X>,
 {
     async fn call(&mut self, tx: &mut X, n: usize) -> Called {
         let mut writing = AsyncWriting::new(tx, self.now);
         let handled = self.handler.0.handle(&mut writing, &self.messages[n]).await;
-        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+        writing.conflict().map_or_else(|| called::<X::Error, _>(handled), Called::Conflict)
     }
 }

@@ -231,6 +231,9 @@ impl<'a> ReceiveFlow<'a> {
 
 /// For each event that stands more than once, where it stands first.
 fn twins(messages: &[Message]) -> BTreeMap<usize, usize> {
+    if messages.len() < 2 {
+        return BTreeMap::new();
+    }
     let id = |at: &usize| &messages[*at].event.id;
     let mut places: Vec<usize> = (0..messages.len()).collect();
     places.sort_by_key(|at| (id(at), *at));

@@ -479,13 +479,6 @@ impl RelayMachine {
         }
     }
 
-    /// Whether a publish that was handed out and has not begun should still begin. If not, it is
-    /// [`Published::Abandoned`].
-    #[must_use]
-    pub fn may_begin(&self, ticket: &Ticket) -> bool {
-        self.lanes.publishes(ticket) && !self.is_stopping() && !self.is_paused()
-    }
-
     /// Stops: claims no more, and releases what is not being published (F12). What is being
     /// published it waits for, but no longer than `patience`; then that is released too, and no
     /// failure is counted, although it may have reached the broker (P9). Of several calls the least

@@ -22,9 +22,12 @@ pub mod asynchronous;
 mod driver;
 mod reading;
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::any::Any;
 use core::convert::Infallible;
+use core::error::Error;
 use core::ops::{Deref, DerefMut};
 
 use thiserror::Error;
@@ -41,14 +44,13 @@ use crate::time::Millis;
 use crate::upkeep::DeadLetter;
 use reading::readings;
 
-pub use crate::flow::CONFLICT_TRIES;
 pub use driver::{Call, NoCall, drive};
 
 /// What can go wrong in a store.
 ///
 /// A store with many writers says which of its errors mean that another transaction was in the way.
 /// The transaction is then over, and is run again.
-pub trait StoreError: core::error::Error + 'static {
+pub trait StoreError: Error + 'static {
     /// Whether another transaction was in the way, as after a serialization failure or a deadlock:
     /// nothing was changed, and a retry helps.
     fn is_conflict(&self) -> bool {
@@ -57,6 +59,26 @@ pub trait StoreError: core::error::Error + 'static {
 }
 
 impl StoreError for Infallible {}
+
+/// Whether what a handler returned is a conflict of its store: as it is, or in a box, there also
+/// as a source of another error.
+pub(crate) fn is_conflict<S: StoreError, E: 'static>(error: &E) -> bool {
+    type Shared = Box<dyn Error + Send + Sync>;
+    let any: &dyn Any = error;
+    if let Some(own) = any.downcast_ref::<S>() {
+        return own.is_conflict();
+    }
+    let shared = any.downcast_ref::<Shared>().map(|boxed| &**boxed as &(dyn Error + 'static));
+    let boxed = any.downcast_ref::<Box<dyn Error>>().map(|boxed| &**boxed);
+    let mut next = boxed.or(shared);
+    while let Some(error) = next {
+        if error.downcast_ref::<S>().is_some_and(S::is_conflict) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
 
 macro_rules! sync_readings {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),+) -> $answer:ty:
@@ -265,13 +287,14 @@ pub trait Store: Reader {
 
     /// Runs `work` in a transaction of its own and commits it, if it returns `Ok`: transitions and
     /// the user's own rows in one commit. An error or a panic in `work` rolls everything back.
-    /// After a conflict, or as [`Store::transact`] says, `work` is run again from the beginning, so
-    /// it must do nothing outside the transaction that may not be done twice.
+    /// After a conflict, also one that `work` has met by itself or returns as the store's error, or
+    /// as [`Store::transact`] says, `work` is run again from the beginning, so it must do nothing
+    /// outside the transaction that may not be done twice.
     ///
     /// # Errors
     ///
     /// [`RunError::Refused`] with the error of `work`; otherwise as [`Store::run`].
-    fn write<R, E>(
+    fn write<R, E: 'static>(
         &self,
         now: Millis,
         work: impl FnMut(&mut Writing<'_, Self::Tx<'_>>) -> Result<R, E>,
@@ -294,7 +317,7 @@ struct Work<F, R, E> {
     touched: bool,
 }
 
-impl<X: Tables, F, R, E> Call<X> for Work<F, R, E>
+impl<X: Tables, F, R, E: 'static> Call<X> for Work<F, R, E>
 where
     F: FnMut(&mut Writing<'_, X>) -> Result<R, E>,
 {
@@ -305,6 +328,7 @@ where
         let called = match (conflict, &result) {
             (Some(key), _) => Called::Conflict(key),
             (None, Ok(_)) => Called::Done,
+            (None, Err(error)) if is_conflict::<X::Error, E>(error) => Called::Conflict(None),
             (None, Err(_)) => Called::Failed(Reason::new("")),
         };
         self.touched = writing.touched();
@@ -367,10 +391,59 @@ impl<'t, X: Tables> Writing<'t, X> {
         &mut self,
         transition: T,
     ) -> Result<T::Outcome, RunError<X::Error, T::Refusal>> {
+        let now = self.now;
+        Tables::run(self, transition, now)
+    }
+
+    /// Notes a conflict in what the transaction has answered.
+    fn noting<T>(&mut self, answer: Result<T, X::Error>) -> Result<T, X::Error> {
+        if answer.as_ref().is_err_and(StoreError::is_conflict) {
+            self.conflict.get_or_insert(None);
+        }
+        answer
+    }
+
+    fn noting_applied(&mut self, applied: Result<Applied, X::Error>) -> Result<Applied, X::Error> {
+        if let Ok(Applied::Conflict(key)) = &applied {
+            self.conflict.get_or_insert_with(|| key.clone());
+        }
+        self.noting(applied)
+    }
+}
+
+/// Whatever meets a conflict in it, the transaction is rolled back and run again.
+impl<X: Tables> Load for Writing<'_, X> {
+    type Error = X::Error;
+
+    fn load(&mut self, query: &Query) -> Result<Rows, X::Error> {
         self.touched = true;
-        let result = self.tx.run(transition, self.now);
+        let rows = self.tx.load(query);
+        self.noting(rows)
+    }
+}
+
+impl<X: Tables> Tables for Writing<'_, X> {
+    fn apply(&mut self, batch: &Batch) -> Result<Applied, X::Error> {
+        self.touched = true;
+        let applied = self.tx.apply(batch);
+        self.noting_applied(applied)
+    }
+
+    fn apply_seen(&mut self, batch: &Batch, seen: &Seen<'_>) -> Result<Applied, X::Error> {
+        self.touched = true;
+        let applied = self.tx.apply_seen(batch, seen);
+        self.noting_applied(applied)
+    }
+
+    fn run<T: Transition>(
+        &mut self,
+        transition: T,
+        now: Millis,
+    ) -> Result<T::Outcome, RunError<X::Error, T::Refusal>> {
+        self.touched = true;
+        let result = self.tx.run(transition, now);
         if let Err(RunError::Conflict(key)) = &result {
-            self.conflict = Some(key.clone());
+            self.conflict.get_or_insert_with(|| key.clone());
         }
         result
     }

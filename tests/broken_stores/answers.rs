@@ -37,7 +37,7 @@ defects! {
             }
         }, ..RIGHT };
     a_walk_begins_at_its_key_and_not_after_it: "contract::walk_in_pages",
-        ["a walk through requests in pages of 1", "twice"],
+        ["a walk through requests in pages of 1", "is missing"],
         Defect { answer: |query, rows, disk| {
             if let Query::Walk { after: Some(after), limit, .. } = query
                 && let Some(row) = disk.rows.get(after)
@@ -150,7 +150,7 @@ defects! {
             }
         }, ..RIGHT };
     the_dead_begin_at_the_id_and_not_after_it: "contract::answers_are_those_of_the_model",
-        ["the answer to Dead", "must not be there"],
+        ["the answer to Dead", "is missing"],
         Defect { answer: |query, rows, disk| {
             if let Query::Dead { after: Some(after), limit } = query
                 && disk.dead.contains(after)
@@ -168,7 +168,7 @@ defects! {
             finished.until = Millis::new(finished.until.get().saturating_sub(1));
         }), ..RIGHT };
     a_purge_takes_failing_events: "contract::answers_are_those_of_the_model",
-        ["what is finished", "inbox", "must not be there"],
+        ["what is finished", "Inbox", "a page of"],
         Defect { answer: |query, rows, disk| {
             if let Query::Finished(Finished { table: Table::Inbox, after: None, .. }) = query {
                 *rows = all_of(disk, Table::Inbox);
@@ -198,6 +198,25 @@ defects! {
     counts_all_as_due: "contract::answers_are_those_of_the_model",
         ["the answer to Stats", "the counts are"],
         Defect { answer: |_, rows, _| rows.stats.all.due = rows.stats.all.pending, ..RIGHT };
+    counts_know_one_type: "contract::answers_are_those_of_the_model",
+        ["the answer to Stats", "the counts are"],
+        Defect { answer: |_, rows, _| {
+            let all = rows.stats.all;
+            rows.stats.by_type.values_mut().take(1).for_each(|counts| *counts = all);
+        }, ..RIGHT };
+    counts_how_old_the_youngest_is: "contract::answers_are_those_of_the_model",
+        ["the answer to Stats", "the counts are"],
+        Defect { answer: |_, rows, _| {
+            rows.stats.oldest_due = rows.stats.oldest_due.map(|_| core::time::Duration::ZERO);
+        }, ..RIGHT };
+    lanes_that_are_due_at_once_come_backwards: "contract::answers_are_those_of_the_model",
+        ["the answer to Due", "the order is wrong"],
+        Defect { answer: |query, rows, _| {
+            if matches!(query, Query::Due(_)) {
+                rows.lanes.reverse();
+                rows.lanes.sort_by_key(|lane| lane.row.due);
+            }
+        }, ..RIGHT };
     counts_fail: "contract::answers_are_those_of_the_model",
         ["Stats { now:", "the index is torn"],
         Defect { fails: |query| matches!(query, Query::Stats { .. }), ..RIGHT };

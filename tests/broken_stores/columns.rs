@@ -19,6 +19,10 @@ macro_rules! keep {
     };
 }
 
+fn octets(body: &twobox::Body) -> twobox::Body {
+    twobox::Body::new("application/octet-stream", body.bytes()).unwrap()
+}
+
 fn unless_empty(reason: &Option<Reason>) -> Option<Reason> {
     reason.clone().filter(|reason| !reason.as_str().is_empty())
 }
@@ -35,7 +39,7 @@ defects! {
             placed.at = row.registered_at;
         });
     events_of_a_request_are_sorted: "contract::columns_are_kept_apart",
-        ["row requests shop/apart-0", "events: [EventId"],
+        ["row requests shop/apart-0", "events: [\"b\", \"one\"]"],
         keep!(Record::Request(_, row) => if let Some(placed) = &mut row.placed {
             placed.events.sort();
         });
@@ -50,9 +54,31 @@ defects! {
         keep!(Record::Request(_, row) => {
             row.fingerprint = Fingerprint::from_stored(row.fingerprint.digest(), "");
         });
-    a_body_has_no_type: "contract::columns_are_kept_apart",
-        ["row orders apart"],
-        keep!(Record::Order(_, row) => row.body = twobox::Body::new("text/plain", row.body.bytes()).unwrap());
+    an_order_has_no_content_type: "contract::columns_are_kept_apart",
+        ["row orders apart", "application/octet-stream"],
+        keep!(Record::Order(_, row) => row.body = octets(&row.body));
+    an_event_has_no_content_type: "contract::columns_are_kept_apart",
+        ["row events event-", "application/octet-stream"],
+        keep!(Record::Event(row) => row.event.body = octets(&row.event.body));
+    an_effect_has_no_content_type: "contract::columns_are_kept_apart",
+        ["row effects loyalty/apart", "application/octet-stream"],
+        keep!(Record::Effect(_, _, body) => *body = octets(body));
+    an_event_has_no_headers: "contract::columns_are_kept_apart",
+        ["row events event-", "headers: Headers([])"],
+        keep!(Record::Event(row) => row.event.headers = twobox::Headers::new());
+    an_event_is_of_its_request: "contract::columns_are_kept_apart",
+        ["row events event-", "order: \"order:req-001\""],
+        keep!(Record::Event(row) => row.event.order = twobox::OrderId::new("order:req-001").unwrap());
+    all_events_are_of_one_type: "contract::columns_are_kept_apart",
+        ["row events event-", "event_type: \"order.created\""],
+        keep!(Record::Event(row) => {
+            row.event.event_type = twobox::EventType::new("order.created").unwrap();
+        });
+    an_order_is_of_the_request_with_its_name: "contract::columns_are_kept_apart",
+        ["row orders apart", "scope: \"shop\""],
+        keep!(Record::Order(id, row) => {
+            row.request = twobox::RequestKey::new("shop", id.as_str()).unwrap();
+        });
     an_event_is_due_when_it_is_committed: "contract::columns_are_kept_apart",
         ["row events event-", "due: Millis(5021)"],
         keep!(Record::Event(row) => row.due = row.event.time);
@@ -143,18 +169,18 @@ defects! {
         ["row calls loyalty/", "starts: 1"],
         keep!(Record::Call(_, _, row) => row.starts = row.starts.min(1));
     ignores_case: "contract::texts_at_their_limits",
-        ["conflict at requests shop/"],
+        ["row requests", "revision: Revision(2)"],
         Defect { key: str::to_lowercase, ..RIGHT };
     trims_keys: "contract::texts_at_their_limits",
-        ["conflict at"],
+        ["row requests", "revision: Revision(2)"],
         Defect { key: |text| text.trim_end().to_string(), ..RIGHT };
     joins_keys_with_a_slash: "contract::texts_at_their_limits",
-        ["conflict at"],
+        ["row requests", "revision: Revision(2)"],
         Defect { key: |text| text.replace('\0', "/"), ..RIGHT };
     joins_keys_with_nothing: "contract::texts_at_their_limits",
-        ["conflict at"],
+        ["row requests", "revision: Revision(2)"],
         Defect { key: |text| text.replace('\0', ""), ..RIGHT };
     accents_do_not_count: "contract::texts_at_their_limits",
-        ["conflict at"],
+        ["row requests", "revision: Revision(2)"],
         Defect { key: |text| text.replace("e\u{301}", "é"), ..RIGHT };
 }

@@ -18,9 +18,9 @@ defects! {
     writes_when_it_is_closed: "contract::what_is_committed_stays",
         ["after a commit and a crash", "row requests shop/first is missing"],
         does(Way::CommitsAtDrop);
-    takes_every_commit_for_one_that_may_be_lost: "contract::any_change_is_followed",
+    what_may_be_lost_takes_the_next_commit_with_it: "contract::any_change_is_followed",
         ["after a crash", "a crash"],
-        does(Way::EverythingMayBeLost);
+        does(Way::WhatMayBeLostTakesTheNext);
     one_write_that_may_be_lost_takes_others_with_it: "contract::any_change_is_followed",
         ["after a crash", "is missing"],
         does(Way::OneThatMayBeLostIsEnough);
@@ -42,6 +42,12 @@ defects! {
     two_writers_lose_updates: "contract::two_writers_lose_nothing",
         ["two writers of one row that both change", "a write was lost", "lanes shared"],
         does(Way::WritersDoNotWait);
+    a_lease_that_is_renewed_loses_an_append: "contract::two_writers_lose_nothing",
+        ["one renews the lease and one appends", "a write was lost", "lanes shared"],
+        does(Way::LaneEditsMeetNoConflicts);
+    an_event_that_comes_again_is_the_old_one: "contract::any_change_is_followed",
+        ["the answer to", "e"],
+        does(Way::CachesEvents);
     the_index_comes_one_commit_late: "contract::every_state_follows_every_state",
         ["and a crash", "the answer to Due", "lane"],
         does(Way::IndexOneCommitLate);
@@ -54,10 +60,29 @@ defects! {
             batch: |changes| changes.retain(|change| !matches!(change, Change::Delete { .. })),
             ..RIGHT
         };
+    conflicts_come_by_chance: "faults::buy_once",
+        ["faults have struck", "was to strike at point", "conflicts or errors of its own accord"],
+        does(Way::ConflictsByChance);
     leaves_out_a_damaged_row: "damage::a_damaged_row_is_an_error",
         ["row requests shop/row is damaged", "Rows"],
         does(Way::LeavesOutTheDamaged);
     reads_any_format: "damage::another_format_is_refused",
         ["format version 0", "it is opened"],
         does(Way::ReadsAnyFormat);
+}
+
+/// A store that loses what may be lost, and nothing else, is right.
+#[test]
+fn what_may_be_lost_is_lost() {
+    static DEFECT: Defect = does(Way::LosesWhatMayBeLost);
+    crate::must_pass(&DEFECT, "contract::any_change_is_followed");
+}
+
+/// So is one with many writers that finds conflicts when it commits.
+#[test]
+fn writers_that_meet_conflicts_are_right() {
+    static DEFECT: Defect = does(Way::WritersMeetConflicts);
+    for check in ["two_writers_lose_nothing", "any_change_is_followed", "a_panic_leaves_nothing"] {
+        crate::must_pass(&DEFECT, &format!("contract::{check}"));
+    }
 }

@@ -48,7 +48,7 @@ defects! {
         ["after run", "row orders one is missing"],
         does(Way::TxRunWritesNothing);
     run_in_a_transaction_ignores_conflicts: "contract::run_writes_once",
-        ["run gives"],
+        ["after run with three conflicts", "row orders one is"],
         does(Way::TxRunIgnoresConflicts);
     a_panic_poisons_a_lock: "contract::a_panic_leaves_nothing",
         ["after a panic in transact", "is a lock poisoned?"],

@@ -87,7 +87,7 @@ defects! {
             ..RIGHT
         };
     a_lane_changes_without_a_lease: "contract::a_lane_changes_under_its_token",
-        ["a batch with the bad Lane", "OrderingKey(\"other\")", "must be a conflict"],
+        ["a batch with the bad Lane", "key: \"other\"", "must be a conflict"],
         Defect {
             guard: |guard| match (guard.change, guard.there.map(|row| &row.record)) {
                 (Change::Lane { token, .. }, Some(twobox::Record::Lane(_, row))) => {
@@ -97,8 +97,8 @@ defects! {
             },
             ..RIGHT
         };
-    a_lane_is_freed_beyond_its_end: "contract::any_change_is_followed",
-        ["the guard of lanes", "does not hold", "head:"],
+    a_lane_is_freed_beyond_its_end: "contract::a_lane_changes_under_its_token",
+        ["a batch with the bad Lane", "head: 11", "must be a conflict"],
         Defect {
             guard: |guard| match (guard.change, guard.there.map(|row| &row.record)) {
                 (Change::Lane { token, .. }, Some(twobox::Record::Lane(_, row))) => {
@@ -109,40 +109,42 @@ defects! {
             ..RIGHT
         };
     a_lane_keeps_its_head_when_it_is_freed: "contract::a_lane_changes_under_its_token",
-        ["a lane after Free", "head: 4", "head: 6"],
+        ["row lanes ends", "head: 4", "head: 9"],
         Defect { edited: |row, token, edit, at| {
             let head = row.head;
             row.edited(token, edit, at).map(|row| LaneRow { head, ..row })
         }, ..RIGHT };
     a_freed_lane_stays_leased: "contract::a_lane_changes_under_its_token",
-        ["a lane after Free", "lease: Some"],
+        ["row lanes ends", "lease: Some"],
         Defect { edited: |row, token, edit, at| {
             let lease = row.lease.clone();
-            row.edited(token, edit, at).map(|row| LaneRow { lease, ..row })
+ let edited = row.edited(token, edit, at)?;
+ let frees = matches!(edit, LaneEdit::Free { .. });
+ Some(if frees { LaneRow { lease, ..edited } } else { edited })
         }, ..RIGHT };
     a_freed_lane_keeps_its_starts: "contract::a_lane_changes_under_its_token",
-        ["a lane after Free", "starts: 1"],
+        ["row lanes ends", "starts: 1"],
         Defect { edited: |row, token, edit, at| {
             let starts = row.starts;
             row.edited(token, edit, at).map(|row| LaneRow { starts, ..row })
         }, ..RIGHT };
-    a_lane_that_is_blocked_stays_due: "contract::any_change_is_followed",
-        ["blocked_by: Some"],
+    a_lane_that_is_blocked_stays_due: "contract::a_lane_changes_under_its_token",
+        ["which is not due any more", "due: Some"],
         Defect { edited: |row, token, edit, at| {
             let edited = row.edited(token, edit, at)?;
             let due = if let LaneEdit::Free { due, .. } = edit { Some(*due) } else { edited.due };
             Some(LaneRow { due, ..edited })
         }, ..RIGHT };
     an_empty_lane_stays_due: "contract::a_lane_changes_under_its_token",
-        ["due"],
+        ["which is not due any more", "due: Some"],
         Defect { edited: |row, token, edit, at| {
             let edited = row.edited(token, edit, at)?;
             let due = if let LaneEdit::Free { due, .. } = edit { Some(*due) } else { edited.due };
             let due = due.filter(|_| edited.blocked_by.is_none());
             Some(LaneRow { due, ..edited })
         }, ..RIGHT };
-    a_renewed_lease_gets_shorter: "contract::any_change_is_followed",
-        ["Renew", "until"],
+    a_renewed_lease_gets_shorter: "contract::a_lane_changes_under_its_token",
+        ["a lane after Renew { until: Millis(30) }", "until: Millis(30)"],
         Defect { edited: |row, token, edit, at| {
             let edited = row.edited(token, edit, at)?;
             let LaneEdit::Renew { until } = edit else { return Some(edited) };
@@ -150,7 +152,7 @@ defects! {
             Some(LaneRow { lease, due: Some(*until), ..edited })
         }, ..RIGHT };
     a_lane_keeps_when_it_changed: "contract::a_lane_changes_under_its_token",
-        ["a lane after Free", "changed_at"],
+        ["row lanes ends", "changed_at"],
         Defect { edited: |row, token, edit, at| {
             let changed_at = row.changed_at;
             row.edited(token, edit, at).map(|row| LaneRow { changed_at, ..row })

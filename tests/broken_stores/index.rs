@@ -52,7 +52,7 @@ defects! {
             ..RIGHT
         };
     a_lane_that_is_let_go_stays_blocked: "contract::every_state_follows_every_state",
-        ["Stats", "the counts are"],
+        ["the answer to"],
         Defect {
             goes: |old, _| lane(Some(old)).is_none_or(|row| row.blocked_by.is_none()),
             ..RIGHT
@@ -112,8 +112,8 @@ defects! {
             },
             ..RIGHT
         };
-    an_event_that_goes_leaves_its_place: "contract::answers_follow_every_change",
-        ["Finished", "lanes"],
+    an_event_that_goes_leaves_its_place: "contract::every_state_follows_every_state",
+        ["after all events were removed", "table: Lanes", "is missing"],
         Defect { goes: |old, _| !matches!(old, Record::Event(_)), ..RIGHT };
     what_is_confirmed_stays_pending: "contract::every_state_follows_every_state",
         ["its lanes", "lane"],
@@ -122,8 +122,8 @@ defects! {
             pending: |_, at, row| row.sequence == at && row.state == DeliveryState::Pending,
             ..RIGHT
         };
-    what_is_confirmed_is_published_again: "scenarios::two_orders",
-        ["scenario two_orders", "step"],
+    what_is_confirmed_is_published_again: "scenarios::ordered_again",
+        ["scenario ordered_again", "step 4"],
         Defect {
             from: |_| 0,
             pending: |_, at, row| row.sequence == at && row.state == DeliveryState::Pending,
@@ -157,7 +157,7 @@ defects! {
         };
     what_is_removed_and_written_in_one_transaction_loses_its_entry:
         "contract::every_state_follows_every_state",
-        ["in the transaction, after step"],
+        ["after step 2", "is missing"],
         does(Way::IndexAddsThenRemoves);
     what_is_written_and_removed_in_one_transaction_keeps_its_entry:
         "contract::every_state_follows_every_state",

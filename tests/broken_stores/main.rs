@@ -16,7 +16,9 @@ use std::cell::Cell;
 
 use store::{Defect, Disk, RIGHT, Small, Way};
 use twobox::Key;
-use twobox_conformance::{Damage, ErrorOf, Harness, TxOf, check, contract, failures};
+use twobox_conformance::{
+    Damage, ErrorOf, Harness, TxOf, check, contract, failures, matrix, scenario,
+};
 
 thread_local! {
     /// What is wrong with the stores that this thread opens.
@@ -76,6 +78,7 @@ fn must_fail(name: &str, defect: &'static Defect, found_by: &str, says: &[&str])
     let found = match found_by {
         "damage::a_damaged_row_is_an_error" => contract::a_damaged_row_is_an_error::<Broken>(),
         "damage::another_format_is_refused" => contract::another_format_is_refused::<Broken>(),
+        "faults::buy_once" => matrix::singles::<Broken>(&scenario::buy_once).map(drop),
         _ => check::<Broken>(found_by),
     };
     let others = found.is_ok().then(failures::<Broken>);
@@ -84,6 +87,13 @@ fn must_fail(name: &str, defect: &'static Defect, found_by: &str, says: &[&str])
     for word in says {
         assert!(text.contains(word), "{name}: {word:?} is not said in: {text}");
     }
+}
+
+/// A store that does something in its own way, which is right, must pass.
+fn must_pass(way: &'static Defect, found_by: &str) {
+    DEFECT.set(way);
+    let found = check::<Broken>(found_by);
+    assert!(found.is_ok(), "{found:?}");
 }
 
 /// Defects by name, each with the check that finds it, and with what that must say: each is a test.

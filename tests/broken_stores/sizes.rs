@@ -80,19 +80,19 @@ defects! {
         ["in a batch of 257 rows the last guard was ignored"],
         Defect { guard: |guard| guard.at >= 256 || guard.holds(), ..RIGHT };
     keys_are_cut_at_64: "contract::keys_of_any_length",
-        ["conflict at"],
+        ["keys of any length", "revision: Revision(2)"],
         Defect { key: |text| first(text, 64), ..RIGHT };
     keys_are_cut_at_127: "contract::keys_of_any_length",
-        ["conflict at"],
+        ["keys of any length", "revision: Revision(2)"],
         Defect { key: |text| first(text, 127), ..RIGHT };
     keys_are_cut_at_159: "contract::keys_of_any_length",
-        ["conflict at"],
+        ["keys of any length", "revision: Revision(2)"],
         Defect { key: |text| first(text, 159), ..RIGHT };
     keys_are_cut_at_200: "contract::keys_of_any_length",
-        ["conflict at"],
+        ["keys of any length", "revision: Revision(2)"],
         Defect { key: |text| first(text, 200), ..RIGHT };
     keys_are_cut_at_255: "contract::keys_of_any_length",
-        ["conflict at"],
+        ["keys of any length", "revision: Revision(2)"],
         Defect { key: |text| first(text, 255), ..RIGHT };
     bodies_are_cut_at_64_kib: "contract::bodies_of_any_size",
         ["bodies of any size", "65536 bytes"],

@@ -4,22 +4,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use thiserror::Error;
+use thiserror::Error as ThisError;
 use twobox::{
-    Applied, Batch, CallState, Change, Delivery, Due, End, EventId, EventState, FORMAT_VERSION,
-    Finished, InboxState, IndexEntry, Key, Lane, LaneEdit, LaneRow, Load, Millis, OrderingKey,
-    OutboxRow, Query, Reader, Record, Revision, Rows, RunError, Seen, Stats, Store, StoreError,
-    Stored, Table, Tables, Transaction, Transition, Writing,
+    Applied, Batch, CallState, Change, Delivery, Due, End, EventId, EventRow, EventState,
+    FORMAT_VERSION, Finished, InboxState, IndexEntry, Key, Lane, LaneEdit, LaneRow, Load, Millis,
+    OrderingKey, OutboxRow, Query, Reader, Record, Revision, Rows, RunError, Seen, Stats, Store,
+    StoreError, Stored, Table, Tables, Transaction, Transition, Writing,
 };
 
 /// What can go wrong in it.
-#[derive(Debug, Error)]
-#[error("the index is torn")]
-pub(crate) struct Torn;
+#[derive(Debug, ThisError)]
+pub(crate) enum Error {
+    #[error("the index is torn")]
+    Torn,
+    #[error("somebody else has committed")]
+    Conflict,
+}
 
-impl StoreError for Torn {}
+impl StoreError for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Conflict)
+    }
+}
 
 /// What a store does in its own way. Each function is given what would be right.
 #[derive(Debug, Clone, Copy)]
@@ -79,11 +88,15 @@ pub(crate) enum Way {
     ViewIsLive,
     ViewSeesUncommitted,
     WritersDoNotWait,
+    WritersMeetConflicts,
+    LaneEditsMeetNoConflicts,
+    CachesEvents,
     ReadsNotItsOwnWrites,
     LosesTheLastCommit,
     EachThirdCommitIsLost,
     CommitsAtDrop,
-    EverythingMayBeLost,
+    LosesWhatMayBeLost,
+    WhatMayBeLostTakesTheNext,
     OneThatMayBeLostIsEnough,
     IndexOneCommitLate,
     IndexAddsThenRemoves,
@@ -91,6 +104,7 @@ pub(crate) enum Way {
     SeenIsEnough,
     SeenForgetsTheIndex,
     RevisionsGoOnAfterDelete,
+    ConflictsByChance,
     OwnRows,
     LeavesOutTheDamaged,
     ReadsAnyFormat,
@@ -336,6 +350,9 @@ impl Disk {
     }
 }
 
+/// How many batches were applied in all stores.
+static APPLIED: AtomicUsize = AtomicUsize::new(0);
+
 /// What a program sees, and what a crash leaves.
 #[derive(Debug, Clone, Default)]
 struct Kept {
@@ -344,6 +361,10 @@ struct Kept {
     /// What the open transaction has written so far.
     open: Option<Arc<Disk>>,
     commits: usize,
+    /// Whether the last commit may be lost.
+    lost: bool,
+    /// Events, which never change.
+    cache: BTreeMap<EventId, EventRow>,
 }
 
 /// The store.
@@ -364,7 +385,8 @@ impl Small {
         let kept = self.kept();
         let (disk, commits) = (kept.durable.clone(), kept.commits);
         drop(kept);
-        let kept = Kept { committed: disk.clone(), durable: disk, open: None, commits };
+        let (committed, durable) = (disk.clone(), disk);
+        let kept = Kept { committed, durable, commits, ..Kept::default() };
         Self { kept: Arc::new(Mutex::new(kept)), ..Self::new(self.defect) }
     }
 
@@ -386,6 +408,14 @@ impl Small {
     fn is(&self, way: Way) -> bool {
         self.defect.way == way
     }
+
+    fn has_many_writers(&self) -> bool {
+        self.is(Way::WritersDoNotWait) || self.finds_conflicts_at_the_commit()
+    }
+
+    fn finds_conflicts_at_the_commit(&self) -> bool {
+        self.is(Way::WritersMeetConflicts) || self.is(Way::LaneEditsMeetNoConflicts)
+    }
 }
 
 /// A state of the store, or the store itself.
@@ -395,14 +425,14 @@ pub(crate) struct View<'a> {
     disk: Arc<Disk>,
 }
 
-fn load(defect: &Defect, disk: &Disk, query: &Query) -> Result<Rows, Torn> {
+fn load(defect: &Defect, disk: &Disk, query: &Query) -> Result<Rows, Error> {
     if (defect.fails)(query) {
-        return Err(Torn);
+        return Err(Error::Torn);
     }
     let mut asked = query.clone();
     (defect.ask)(&mut asked);
     if disk.damaged.iter().any(|key| shows(query, key)) && defect.way != Way::LeavesOutTheDamaged {
-        return Err(Torn);
+        return Err(Error::Torn);
     }
     let mut rows = disk.answer(defect, &asked);
     rows.rows.retain(|row| !disk.damaged.contains(&row.record.key()));
@@ -423,9 +453,9 @@ fn shows(query: &Query, key: &Key) -> bool {
 }
 
 impl Load for View<'_> {
-    type Error = Torn;
+    type Error = Error;
 
-    fn load(&mut self, query: &Query) -> Result<Rows, Torn> {
+    fn load(&mut self, query: &Query) -> Result<Rows, Error> {
         if self.store.is(Way::ViewIsLive) {
             self.disk = self.store.kept().committed.clone();
         }
@@ -436,10 +466,10 @@ impl Load for View<'_> {
 }
 
 impl Reader for Small {
-    type Error = Torn;
+    type Error = Error;
     type View<'a> = View<'a>;
 
-    fn view(&self) -> Result<View<'_>, Torn> {
+    fn view(&self) -> Result<View<'_>, Error> {
         Ok(View { store: self, disk: self.kept().committed.clone() })
     }
 }
@@ -454,14 +484,15 @@ pub(crate) struct Tx<'a> {
     /// How many batches were written, and how many of them may be lost.
     batches: (usize, usize),
     index: (Vec<IndexEntry>, Vec<IndexEntry>),
+    written: Vec<Change>,
 }
 
 impl Store for Small {
     type Tx<'a> = Tx<'a>;
 
-    fn begin(&self) -> Result<Tx<'_>, Torn> {
+    fn begin(&self) -> Result<Tx<'_>, Error> {
         let writer = match self.writer.lock() {
-            _ if self.is(Way::WritersDoNotWait) => None,
+            _ if self.has_many_writers() => None,
             writer if self.is(Way::PanicPoisons) => Some(writer.unwrap()),
             writer => Some(writer.unwrap_or_else(PoisonError::into_inner)),
         };
@@ -474,13 +505,14 @@ impl Store for Small {
             _writer: writer,
             batches: (0, 0),
             index: Default::default(),
+            written: Vec::new(),
         })
     }
 
     fn transact<R>(
         &self,
         work: impl FnMut(&mut Tx<'_>) -> End<R>,
-    ) -> Result<R, RunError<Torn, Infallible>> {
+    ) -> Result<R, RunError<Error, Infallible>> {
         self.transact_in(self.defect.way, work)
     }
 
@@ -488,7 +520,7 @@ impl Store for Small {
         &self,
         transition: T,
         now: Millis,
-    ) -> Result<T::Outcome, RunError<Torn, T::Refusal>> {
+    ) -> Result<T::Outcome, RunError<Error, T::Refusal>> {
         for _ in 0..32 {
             let mut tx = self.begin().map_err(RunError::of)?;
             let outcome = match tx.run(&transition, now) {
@@ -508,11 +540,11 @@ impl Store for Small {
         Err(RunError::Conflict(None))
     }
 
-    fn write<R, E>(
+    fn write<R, E: 'static>(
         &self,
         now: Millis,
         work: impl FnMut(&mut Writing<'_, Tx<'_>>) -> Result<R, E>,
-    ) -> Result<R, RunError<Torn, E>> {
+    ) -> Result<R, RunError<Error, E>> {
         OfWrite(self.clone()).write(now, work)
     }
 }
@@ -522,7 +554,7 @@ impl Small {
         &self,
         way: Way,
         mut work: impl FnMut(&mut Tx<'_>) -> End<R>,
-    ) -> Result<R, RunError<Torn, Infallible>> {
+    ) -> Result<R, RunError<Error, Infallible>> {
         let mut tx = self.begin().map_err(RunError::of)?;
         let mut end = if way == Way::TransactSwallowsPanics {
             match catch_unwind(AssertUnwindSafe(|| work(&mut tx))) {
@@ -554,10 +586,10 @@ impl Small {
 struct OfWrite(Small);
 
 impl Reader for OfWrite {
-    type Error = Torn;
+    type Error = Error;
     type View<'a> = View<'a>;
 
-    fn view(&self) -> Result<View<'_>, Torn> {
+    fn view(&self) -> Result<View<'_>, Error> {
         self.0.view()
     }
 }
@@ -565,14 +597,14 @@ impl Reader for OfWrite {
 impl Store for OfWrite {
     type Tx<'a> = Tx<'a>;
 
-    fn begin(&self) -> Result<Tx<'_>, Torn> {
+    fn begin(&self) -> Result<Tx<'_>, Error> {
         self.0.begin()
     }
 
     fn transact<R>(
         &self,
         work: impl FnMut(&mut Tx<'_>) -> End<R>,
-    ) -> Result<R, RunError<Torn, Infallible>> {
+    ) -> Result<R, RunError<Error, Infallible>> {
         let way = if self.0.is(Way::WriteCommitsNothing) {
             Way::TransactCommitsNothing
         } else if self.0.is(Way::WriteCommitsAnError) {
@@ -585,20 +617,20 @@ impl Store for OfWrite {
 }
 
 impl Load for Tx<'_> {
-    type Error = Torn;
+    type Error = Error;
 
-    fn load(&mut self, query: &Query) -> Result<Rows, Torn> {
+    fn load(&mut self, query: &Query) -> Result<Rows, Error> {
         let own = !self.store.is(Way::ReadsNotItsOwnWrites);
         load(self.store.defect, if own { &self.disk } else { &self.begun }, query)
     }
 }
 
 impl Tables for Tx<'_> {
-    fn apply(&mut self, batch: &Batch) -> Result<Applied, Torn> {
+    fn apply(&mut self, batch: &Batch) -> Result<Applied, Error> {
         Ok(self.write(batch, None))
     }
 
-    fn apply_seen(&mut self, batch: &Batch, seen: &Seen<'_>) -> Result<Applied, Torn> {
+    fn apply_seen(&mut self, batch: &Batch, seen: &Seen<'_>) -> Result<Applied, Error> {
         Ok(self.write(batch, Some(seen)))
     }
 
@@ -606,7 +638,7 @@ impl Tables for Tx<'_> {
         &mut self,
         transition: T,
         now: Millis,
-    ) -> Result<T::Outcome, RunError<Torn, T::Refusal>> {
+    ) -> Result<T::Outcome, RunError<Error, T::Refusal>> {
         let query = transition.query(now);
         let rows = self.load(&query).map_err(RunError::of)?;
         let decision = transition.decide(now, &rows).map_err(RunError::Refused)?;
@@ -626,6 +658,9 @@ impl Tables for Tx<'_> {
 impl Tx<'_> {
     fn write(&mut self, batch: &Batch, seen: Option<&Seen<'_>>) -> Applied {
         let defect = self.store.defect;
+        if self.store.is(Way::ConflictsByChance) && APPLIED.fetch_add(1, Relaxed) % 7 == 6 {
+            return Applied::Conflict(None);
+        }
         let mut changes = batch.changes().to_vec();
         (defect.batch)(&mut changes);
         for (at, change) in changes.iter().enumerate() {
@@ -648,8 +683,47 @@ impl Tx<'_> {
         Applied::Written
     }
 
+    /// Whether what was written is still right, given what others have committed since.
+    fn rebased(&mut self) -> bool {
+        let now = self.store.kept().committed.clone();
+        if Arc::ptr_eq(&now, &self.begun) {
+            return true;
+        }
+        let written = std::mem::take(&mut self.written);
+        let edits = |change: &&Change| matches!(change, Change::Lane { .. });
+        let changed = |change: &&Change| {
+            let key = change.key();
+            now.rows.get(&key) != self.begun.rows.get(&key)
+        };
+        let lanes_too = self.store.is(Way::WritersMeetConflicts);
+        if written
+            .iter()
+            .filter(|change| lanes_too || !edits(change))
+            .any(|change| changed(&change))
+        {
+            return false;
+        }
+        // The lanes that were changed under their tokens are put as they were read and changed.
+        let mine = std::mem::replace(&mut self.disk, now);
+        for change in &written {
+            let key = change.key();
+            let record = mine.rows.get(&key).map(|row| row.record.clone());
+            let found = self.disk.rows.get(&key).map(|row| row.revision);
+            let change = match (record, found) {
+                (Some(record), found) => Change::Put { expect: found.into(), record },
+                (None, Some(expect)) => Change::Delete { expect, key },
+                (None, None) => continue,
+            };
+            self.write_one(&change, false);
+        }
+        true
+    }
+
     fn write_one(&mut self, change: &Change, seen: bool) {
         let defect = self.store.defect;
+        if self.store.finds_conflicts_at_the_commit() {
+            self.written.push(change.clone());
+        }
         let disk = Arc::make_mut(&mut self.disk);
         let name = (change.key().table(), (defect.key)(&text(&change.key())));
         let key = disk.keys.get(&name).cloned().unwrap_or_else(|| change.key());
@@ -692,8 +766,13 @@ impl Tx<'_> {
             disk.gone.insert(key.clone(), old.revision);
         }
         match new {
-            Some(row) => {
+            Some(mut row) => {
                 let key = row.record.key();
+                if let (Way::CachesEvents, Record::Event(event)) = (defect.way, &mut row.record) {
+                    let mut kept = self.store.kept();
+                    let known = kept.cache.entry(event.event.id.clone());
+                    *event = known.or_insert_with(|| event.clone()).clone();
+                }
                 disk.keys.insert(name, key.clone());
                 disk.rows.insert(key, row);
             }
@@ -725,9 +804,11 @@ impl Tx<'_> {
         }
         let before = std::mem::replace(&mut kept.committed, self.disk.clone());
         let (all, lost) = self.batches;
-        let may_be_lost = (all > 0 && lost == all)
+        let may_be_lost = (store.is(Way::LosesWhatMayBeLost) && all > 0 && lost == all)
             || (store.is(Way::OneThatMayBeLostIsEnough) && lost > 0)
-            || matches!(store.defect.way, Way::EverythingMayBeLost | Way::CommitsAtDrop);
+            || (store.is(Way::WhatMayBeLostTakesTheNext) && (lost > 0 || kept.lost))
+            || store.is(Way::CommitsAtDrop);
+        kept.lost = lost > 0;
         if store.is(Way::LosesTheLastCommit) {
             kept.durable = before;
         } else if store.is(Way::IndexOneCommitLate) {
@@ -750,10 +831,13 @@ impl Tx<'_> {
 }
 
 impl Transaction for Tx<'_> {
-    fn commit(mut self) -> Result<(), Torn> {
-        self.finish();
+    fn commit(mut self) -> Result<(), Error> {
+        let conflict = self.store.finds_conflicts_at_the_commit() && !self.rebased();
+        if !conflict {
+            self.finish();
+        }
         self.batches = (usize::MAX, 0);
-        Ok(())
+        if conflict { Err(Error::Conflict) } else { Ok(()) }
     }
 }
 

@@ -5,20 +5,25 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use core::cell::Cell;
 use core::convert::Infallible;
+use core::error::Error;
+use core::fmt::{Debug, Display};
 use core::num::NonZeroU16;
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 
 use proptest::prelude::*;
 use twobox::flow::{Ask, Called, ExchangeFlow, Flow, ReceiveFlow, Stop, Told};
+use twobox::store::asynchronous::{AsyncLoad, AsyncTables, AsyncWriting, write};
 use twobox::store::{Call, NoCall, drive};
 use twobox::{
-    Body, Checked, Claim, CommitOrder, DeliveryPolicy, Draft, End, Ending, Event, EventId,
-    Fingerprint, Handled, Headers, Inbox, InboxState, LanePlace, Load, Message, Millis, Reader,
-    Reason, Receipt, Register, Request, Retention, RunError, Settle, Store, purge_all, redrive_all,
+    Batch, Body, Change, Checked, Claim, CommitOrder, DeliveryPolicy, Draft, End, Ending, Event,
+    EventId, Fingerprint, Handled, Headers, Inbox, InboxState, Key, LanePlace, Load, Message,
+    Millis, Query, Reader, Reason, Receipt, Register, Request, Retention, Revision, RunError,
+    Settle, Store, Tables, Writing, purge_all, redrive_all,
 };
 use twobox_memory::MemoryStore;
 
+use crate::asynchronous::{Yielding, block_on};
 use crate::driver::{DiskError, Rigged, RiggedTransaction, RiggedView};
 use crate::support::{name, text};
 
@@ -203,6 +208,119 @@ fn what_a_handler_made_of_a_run_that_does_not_count_is_forgotten() {
                 inbox.receive_batch(&messages, NOW, |_, _| Ok::<_, &str>(Handled::Done));
             anew.ran(1, &plain);
         }
+    }
+}
+
+type Tx<'t, 's> = Writing<'t, RiggedTransaction<'s>>;
+type AsyncTx<'t, 's> = AsyncWriting<'t, Yielding<RiggedTransaction<'s>>>;
+
+/// An error of a handler that has the store's as its source.
+#[derive(Debug, thiserror::Error)]
+#[error("no stock: {0}")]
+struct StockError(#[source] DiskError);
+
+/// A row that is changed although it is not there.
+fn hopeless() -> Batch {
+    let change = Change::Delete { expect: Revision::FIRST, key: Key::Order(name("o")) };
+    Batch::of(vec![change]).unwrap()
+}
+
+/// A handler meets a conflict of the store by itself, and returns it, or makes what it likes of it:
+/// the transaction is run anew, and that counts as no failure of the consumer (P5).
+#[test]
+fn a_conflict_that_a_handler_returns_is_no_failure_of_it() {
+    type Failed = Box<dyn Error>;
+    type Shared = Box<dyn Error + Send + Sync>;
+    fn looked<E: From<DiskError>>(tx: &mut Tx<'_, '_>) -> Result<(), E> {
+        Ok(tx.load(&Query::none()).map(drop)?)
+    }
+    fn own<E: From<DiskError>>(tx: &mut Tx<'_, '_>) -> Result<(), E> {
+        // Past what notes it.
+        Ok(RiggedTransaction::load(tx, &Query::none()).map(drop)?)
+    }
+    /// Receives an event, and does the same in a write.
+    fn check<E: Display + Debug + 'static>(handler: impl Fn(&mut Tx<'_, '_>) -> Result<(), E>) {
+        let store = Rigged::default();
+        let calls = Cell::new(0);
+        let receipt = Inbox::new(&store, name("c")).receive(&message("e", 1), NOW, |tx, _| {
+            calls.set(calls.get() + 1);
+            store.load_conflicts.store(u32::from(calls.get() == 1), SeqCst);
+            handler(tx).map(|()| Handled::Done)
+        });
+        assert_eq!((receipt.unwrap(), calls.get()), (Receipt::Applied, 2));
+        assert_eq!((store.begun.load(SeqCst), store.committed.load(SeqCst)), (2, 1));
+        let row = store.view().unwrap().received(&name("c"), &name("e")).unwrap().unwrap();
+        assert_eq!((row.failures, row.state), (0, InboxState::Applied));
+
+        let (store, calls) = (Rigged::default(), Cell::new(0));
+        let written = store.write(NOW, |tx| {
+            calls.set(calls.get() + 1);
+            store.load_conflicts.store(u32::from(calls.get() == 1), SeqCst);
+            handler(tx)
+        });
+        written.unwrap();
+        assert_eq!((calls.get(), store.committed.load(SeqCst)), (2, 1));
+    }
+    check(looked::<DiskError>);
+    check(looked::<Failed>);
+    check(|tx| looked::<DiskError>(tx).map_err(|error| error.to_string()));
+    check(|tx| looked::<DiskError>(tx).or(Ok::<_, DiskError>(())));
+    check(own::<DiskError>);
+    check(own::<Failed>);
+    check(own::<Shared>);
+    check(|tx| own::<DiskError>(tx).map_err(|error| Failed::from(StockError(error))));
+    check(|tx| own::<DiskError>(tx).map_err(|error| Shared::from(StockError(error))));
+
+    // Of a guard, where the answer is no error.
+    let store = Rigged::default();
+    let mut calls = 0;
+    let written = store.write(NOW, |tx| {
+        calls += 1;
+        if calls == 1 { tx.apply(&hopeless()).map(drop) } else { Ok(()) }
+    });
+    assert_eq!((written.unwrap(), calls), ((), 2));
+
+    // What is no conflict is a failure, boxed or not.
+    let store = Rigged::default();
+    let inbox = Inbox::new(&store, name("c"));
+    let receipt = inbox.receive(&message("e", 1), NOW, |_, _| Err(DiskError("full"))).unwrap();
+    assert_eq!(receipt, Receipt::Failed(Reason::new("the disk is full")));
+    let failed = |_: &mut Tx<'_, '_>, _: &Message| Err(Failed::from(StockError(DiskError("full"))));
+    let receipt = inbox.receive(&message("f", 1), NOW, failed).unwrap();
+    assert_eq!(receipt, Receipt::Failed(Reason::new("no stock: the disk is full")));
+}
+
+/// The same with an async store.
+#[test]
+fn a_conflict_that_an_async_handler_returns_is_no_failure_of_it() {
+    for way in 0..4 {
+        let handler = async |store: &Rigged, tx: &mut AsyncTx<'_, '_>, calls: &Cell<u32>| {
+            calls.set(calls.get() + 1);
+            store.load_conflicts.store(u32::from(calls.get() == 1), SeqCst);
+            match way {
+                0 => tx.load(&Query::none()).await.map(drop),
+                // Past what notes it.
+                1 => Yielding::load(tx, &Query::none()).await.map(drop),
+                2 if calls.get() == 1 => tx.apply(&hopeless()).await.map(drop),
+                3 if calls.get() == 1 => {
+                    let answer = tx.apply_then_load(&hopeless(), &Query::none()).await;
+                    answer.map(drop)
+                }
+                _ => Ok(()),
+            }
+        };
+        let (store, calls) = (Yielding(Rigged::default()), Cell::new(0));
+        let messages = [message("e", 1)];
+        let inbox = Inbox::new(&store, name("c"));
+        let received = inbox.receive_async(&messages, NOW, async |tx, _| {
+            handler(&store.0, tx, &calls).await.map(|()| Handled::Done)
+        });
+        let receipts = block_on(received).unwrap();
+        assert_eq!((receipts, calls.get()), (vec![Receipt::Applied], 2), "{way}");
+        let calls = Cell::new(0);
+        let written = write(&store, NOW, async |tx| handler(&store.0, tx, &calls).await);
+        block_on(written).unwrap();
+        assert_eq!((calls.get(), store.0.committed.load(SeqCst)), (2, 2), "{way}");
     }
 }
 

@@ -35,7 +35,8 @@ pub trait Harness: Sized + 'static {
     fn open() -> Self;
 
     /// Ends the program without warning and opens the store again: everything is lost that is not
-    /// committed, and nothing else. The store must not get a chance to write what it still has in
+    /// committed, and nothing else; what may be lost in a crash is not lost here, so a store that can
+    /// be told to lose it is opened without that. The store must not get a chance to write what it still has in
     /// the memory of the program: copy its files while it is open, and open the copy. To close a
     /// file and open it again does not show a commit that was in memory only.
     #[must_use]

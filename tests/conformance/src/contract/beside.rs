@@ -5,8 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use twobox::{
-    Applied, Change, Expect, Key, LaneRow, Load as _, Millis, Query, Reader, Record, Revision,
-    Store, StoreError, Stored, Table, Tables, Transaction,
+    Applied, Change, Expect, Key, LaneEdit, LaneRow, Lease, Load as _, Millis, OrderId,
+    OrderingKey, Owner, Query, Reader, Record, Revision, Store, StoreError, Stored, Table, Tables,
+    Transaction,
 };
 
 use super::{all, batch, committed, fill, load, put, rows, same, write};
@@ -70,56 +71,90 @@ pub fn a_view_is_a_snapshot<H: Harness>() -> Result<(), Failure> {
 /// one waits as well, for the transaction.
 const PATIENCE: Duration = Duration::from_millis(40);
 
-/// What a writer does with the rows that it has read.
-type Writes = fn(&str, Option<&Stored>) -> Result<Record, Failure>;
+/// What a writer does with the row that it has read.
+type Writes = fn(&str, Option<&Stored>) -> Result<Change, Failure>;
+
+/// A row of an order for each writer.
+fn own_order(name: &str, found: Option<&Stored>) -> Result<Change, Failure> {
+    let expect = Expect::from(found.map(|row| row.revision));
+    Ok(put(expect, rows::order(name, rows::body("an order")?)?))
+}
+
+/// Both put an event to the end of a lane.
+fn append(_name: &str, found: Option<&Stored>) -> Result<Change, Failure> {
+    match found.map(|row| (row.revision, row.record.clone())) {
+        Some((revision, Record::Lane(key, row))) => {
+            let row = LaneRow { next: row.next + 1, ..row };
+            Ok(put(Expect::Revision(revision), Record::Lane(key, row)))
+        }
+        Some(_) | None => Err(Failure::new("the lane is gone")),
+    }
+}
+
+/// One renews its lease of a lane, under its token, while the other one puts an event to its end.
+fn renew_or_append(name: &str, found: Option<&Stored>) -> Result<Change, Failure> {
+    if name == "b" {
+        return append(name, found);
+    }
+    let (until, at) = (Millis::new(400), Millis::new(11));
+    let key = OrderingKey::new("shared").map_err(Failure::new)?;
+    Ok(Change::Lane { key, token: 5, edit: LaneEdit::Renew { until }, at })
+}
 
 /// Two writers lose nothing of each other: each reads, waits until the other one has read as well,
 /// and writes; one of them waits, or meets a conflict and begins again. So it is for one row that
-/// both change, and for two rows.
+/// both change, for a lane that one changes under its token, and for two rows.
 ///
 /// # Errors
 ///
 /// What was lost.
 pub fn two_writers_lose_nothing<H: Harness>() -> Result<(), Failure> {
-    let shared: Writes = |_, found| match found.map(|row| row.record.clone()) {
-        Some(Record::Lane(key, row)) => {
-            Ok(Record::Lane(key, LaneRow { next: row.next + 1, ..row }))
-        }
-        Some(_) | None => rows::lane("shared", Some(Millis::new(10))),
+    let Record::Lane(key, row) = rows::lane("shared", Some(Millis::new(20)))? else {
+        return Ok(());
     };
-    let own: Writes = |name, _| rows::order(name, rows::body("an order")?);
-    for (what, key, writes) in
-        [("one row that both change", Some("shared"), shared), ("two rows, one of each", None, own)]
-    {
+    let owner = Owner::new("relay-1").map_err(Failure::new)?;
+    let lease = Some(Lease { owner, until: Millis::new(20), through: 8 });
+    let row = LaneRow { lease, token: 5, ..row };
+    let appended = |by| LaneRow { next: row.next + by, ..row.clone() };
+    let renew = LaneEdit::Renew { until: Millis::new(400) };
+    let renewed = appended(1).edited(5, &renew, Millis::new(11)).unwrap_or_else(|| row.clone());
+    let cases: [(&str, bool, Writes, LaneRow, u64); 3] = [
+        ("one row that both change", true, append, appended(2), 3),
+        (
+            "a lane, of which one renews the lease and one appends",
+            true,
+            renew_or_append,
+            renewed,
+            3,
+        ),
+        ("two rows, one of each", false, own_order, row.clone(), 1),
+    ];
+    for (what, shared, writes, after, revision) in cases {
         let mut harness = H::open();
-        fill(&harness, &[rows::lane("shared", Some(Millis::new(10)))?])?;
+        fill(&harness, &[Record::Lane(key.clone(), row.clone())])?;
+        let lane = shared.then(|| Key::Lane(key.clone()));
         let (to_b, from_a) = channel();
         let (to_a, from_b) = channel();
-        let store = harness.store();
+        let (store, lane) = (harness.store(), lane.as_ref());
         thread::scope(|threads| {
-            let a = threads.spawn(move || writer(store, "a", key, writes, &to_b, &from_b));
-            let b = threads.spawn(move || writer(store, "b", key, writes, &to_a, &from_a));
+            let a = threads.spawn(move || writer(store, "a", lane, writes, &to_b, &from_b));
+            let b = threads.spawn(move || writer(store, "b", lane, writes, &to_a, &from_a));
             let ended = [a.join(), b.join()];
             ended.into_iter().try_for_each(|ended| {
                 ended.unwrap_or_else(|_| Err(Failure::new("the store panicked")))
             })
         })
         .map_err(|failure| failure.at(what))?;
-        let right = match key {
-            Some(_) => vec![("lanes shared", 3)],
-            None => vec![("orders a", 1), ("orders b", 1), ("lanes shared", 1)],
-        };
+        let mut right = Vec::new();
+        for name in ["a", "b"].into_iter().filter(|_| !shared) {
+            let record = rows::order(name, rows::body("an order")?)?;
+            right.push(Stored { record, revision: Revision::FIRST });
+        }
+        let revision = Revision::from_stored(revision);
+        right.push(Stored { record: Record::Lane(key.clone(), after), revision });
         for when in ["after both commits", "after a crash"] {
-            let found: Vec<(String, u64)> = committed(&harness)?
-                .iter()
-                .map(|row| (row.record.key().to_string(), row.revision.get()))
-                .collect();
-            ensure(found.iter().map(|(key, at)| (key.as_str(), *at)).eq(right.clone()), || {
-                format!(
-                    "two writers of {what}, {when}: a write was lost. There is {found:?}, and must \
-                     be {right:?} (rows with revisions)"
-                )
-            })?;
+            let what = format!("two writers of {what}, {when}: a write was lost");
+            same(&what, &committed(&harness)?, &right)?;
             harness = harness.crash();
         }
     }
@@ -129,7 +164,7 @@ pub fn two_writers_lose_nothing<H: Harness>() -> Result<(), Failure> {
 fn writer<S: Store>(
     store: &S,
     name: &str,
-    key: Option<&str>,
+    lane: Option<&Key>,
     writes: Writes,
     other: &Sender<()>,
     others: &Receiver<()>,
@@ -146,9 +181,9 @@ fn writer<S: Store>(
                 continue;
             }
         };
-        let key = match key {
-            Some(lane) => Key::Lane(twobox::OrderingKey::new(lane).map_err(Failure::new)?),
-            None => Key::Order(twobox::OrderId::new(name).map_err(Failure::new)?),
+        let key = match lane {
+            Some(lane) => lane.clone(),
+            None => Key::Order(OrderId::new(name).map_err(Failure::new)?),
         };
         let found = match tx.load(&Query::rows([key])) {
             Ok(found) => found.rows,
@@ -161,9 +196,7 @@ fn writer<S: Store>(
             let _other_is_done = other.send(());
             let _it_waits = others.recv_timeout(PATIENCE);
         }
-        let expect = Expect::from(found.first().map(|row| row.revision));
-        let record = writes(name, found.first())?;
-        match tx.apply(&batch(vec![put(expect, record)])?) {
+        match tx.apply(&batch(vec![writes(name, found.first())?])?) {
             Ok(Applied::Written) => match tx.commit() {
                 Ok(()) => return Ok(()),
                 Err(error) => conflict(error)?,

@@ -6,8 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use thiserror::Error;
 use twobox::{
-    Applied, Batch, Decision, End, Expect, Millis, Query, Reader, Record, Revision, Rows, RunError,
-    Store, Stored, Tables, Transaction, Transition,
+    Applied, Batch, Decision, DeliveryState, End, EventState, Expect, Load as _, Millis, Query,
+    Reader, Record, Revision, Rows, RunError, Store, Stored, Table, Tables, Transaction,
+    Transition,
 };
 
 use super::{batch, committed, fill, load, put, rows, same, write};
@@ -229,6 +230,63 @@ impl<E: std::fmt::Display, R: std::fmt::Display> Flat for RunError<E, R> {
     fn flat(self) -> String {
         self.to_string()
     }
+}
+
+/// What can be read by name is what the answers to the questions come to.
+///
+/// # Errors
+///
+/// The first reading that differs.
+pub fn readings_are_answers<H: Harness>() -> Result<(), Failure> {
+    let harness = H::open();
+    let mut records = rows::one_of_each("row")?;
+    records.push(rows::event_in("dead", "row", 2, rows::body("dead")?)?);
+    records.push(rows::outbox("dead", "row", 2, DeliveryState::Dead(Millis::new(3)))?);
+    fill(&harness, &records)?;
+    let mut view = harness.store().view().map_err(Failure::store)?;
+    let mut wrong = Vec::new();
+    for record in &records {
+        let found = match record {
+            Record::Request(key, row) => view.request(key).map(|found| found.as_ref() == Some(row)),
+            Record::Order(id, row) => view.order(id).map(|found| found.as_ref() == Some(row)),
+            Record::Event(row) => {
+                view.event(&row.event.id).map(|found| found.as_ref() == Some(row))
+            }
+            Record::Lane(key, row) => view.lane(key).map(|found| found.as_ref() == Some(row)),
+            Record::Inbox(consumer, id, row) => {
+                view.received(consumer, id).map(|found| found.as_ref() == Some(row))
+            }
+            Record::Effect(consumer, id, body) => {
+                view.effect(consumer, id).map(|found| found.as_ref() == Some(body))
+            }
+            Record::Outbox(id, row) => {
+                let state = match row.state {
+                    DeliveryState::Dead(at) => EventState::Dead(at),
+                    DeliveryState::Discarded(at) => EventState::Discarded(at),
+                    DeliveryState::Cancelled(at) => EventState::Cancelled(at),
+                    // The lane has come to 4.
+                    DeliveryState::Pending => EventState::Confirmed,
+                };
+                view.event_state(id).map(|found| found == Some(state))
+            }
+            Record::Position(..) | Record::Call(..) => Ok(true),
+        };
+        if !found.map_err(|error| Failure::store(error).at(record.key()))? {
+            wrong.push(record.key().to_string());
+        }
+    }
+    ensure(wrong.is_empty(), || {
+        format!("read by name, these are not as they were written: {wrong:?}")
+    })?;
+    let dead =
+        view.dead_letters(None, 10).map_err(|error| Failure::store(error).at("dead_letters"))?;
+    ensure(dead.len() == 1, || format!("dead_letters gives {dead:?}, and one event is dead"))?;
+    let now = Millis::new(50);
+    let stats = view.stats(now).map_err(|error| Failure::store(error).at("stats"))?;
+    let answer = load(&mut view, &Query::Stats { now })?.stats;
+    ensure(stats == answer, || format!("stats gives {stats:?}, and the query {answer:?}"))?;
+    let walked = view.walk(Table::Orders, None, 10).map_err(Failure::store)?;
+    same("walk", &walked, &right(&[(&records[1], 1)]))
 }
 
 /// Work that panics leaves nothing, and the store goes on: whoever comes next reads and writes,

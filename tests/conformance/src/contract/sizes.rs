@@ -2,8 +2,9 @@
 //! and texts are, how large bodies are.
 
 use twobox::{
-    Batch, Change, DeliveryState, EventId, EventRow, Expect, Headers, InboxState, LaneRow, Millis,
-    Reader, Reason, Record, Revision, Store, Tables, Transaction,
+    Batch, CallState, Change, Consumer, DeliveryState, EventId, EventRow, Expect, Headers,
+    InboxState, LaneRow, Millis, OrderId, Reader, Reason, Record, Revision, Store, Tables,
+    Transaction,
 };
 
 use super::shadow::Shadow;
@@ -122,23 +123,34 @@ pub fn keys_of_any_length<H: Harness>() -> Result<(), Failure> {
     records.push(rows::lane("lane", Some(Millis::new(10)))?);
     for length in lengths(EventId::MAX) {
         for end in ["a", "b"] {
-            let long = format!("{}{end}", "k".repeat(length - 1));
-            let short = &long[long.len().saturating_sub(128)..];
+            let name = format!("{}{end}", "k".repeat(length - 1));
             place += 1;
-            let body = || rows::body("a body");
-            records.push(rows::event_in(&long, "lane", place, body()?)?);
-            records.push(rows::outbox(&long, "lane", place, DeliveryState::Dead(Millis::new(3)))?);
-            records.push(rows::inbox("loyalty", &long, InboxState::Applied)?);
-            records.push(rows::effect("loyalty", &long, body()?)?);
-            records.push(rows::call("loyalty", &long, twobox::CallState::Started)?);
-            if short == long {
-                records.push(rows::order(short, body()?)?);
-                records.push(rows::request("shop", short)?);
-                records.push(rows::request(short, "req-001")?);
-                records.push(rows::lane(short, Some(Millis::new(10)))?);
-                records.push(rows::position("loyalty", short)?);
-                records.push(rows::position(short, "lane")?);
-                records.push(rows::inbox(short, &long, InboxState::Failing)?);
+            records.push(rows::event_in(&name, "lane", place, rows::body("an event")?)?);
+            records.push(rows::outbox(&name, "lane", place, DeliveryState::Dead(Millis::new(3)))?);
+            if length <= OrderId::MAX {
+                records.push(rows::order(&name, rows::body("an order")?)?);
+                records.push(rows::lane(&name, Some(Millis::new(10)))?);
+            }
+        }
+    }
+    // Keys of two parts, which are this long together: a long one and a short one, and both long.
+    for length in lengths(Consumer::MAX + EventId::MAX).into_iter().skip(1) {
+        let longest = Consumer::MAX.min(length - 1);
+        let shortest = length.saturating_sub(EventId::MAX).max(1);
+        for first in [shortest, longest] {
+            for end in ["a", "b"].into_iter().filter(|_| length > first) {
+                let second = format!("{}{end}", "k".repeat(length - first - 1));
+                let first = "c".repeat(first);
+                records.push(rows::inbox(&first, &second, InboxState::Applied)?);
+                records.push(rows::effect(&first, &second, rows::body("an effect")?)?);
+                records.push(rows::call(&first, &second, CallState::Started)?);
+                if second.len() <= OrderId::MAX {
+                    records.push(rows::request(&first, &second)?);
+                    records.push(rows::position(&first, &second)?);
+                }
+            }
+            if longest == shortest {
+                break;
             }
         }
     }

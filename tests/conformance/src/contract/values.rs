@@ -2,9 +2,10 @@
 //! their limits (F19).
 
 use twobox::{
-    CallRow, CallState, DeliveryState, Due, Event, EventId, EventRow, Fingerprint, InboxRow,
-    InboxState, LaneRow, Lease, Load, Millis, OrderId, OrderRow, OutboxRow, Owner, PlacedOrder,
-    PositionRow, Query, Reader, Reason, Record, RequestKey, RequestRow, Revision, Stored,
+    Body, CallRow, CallState, DeliveryState, Due, Event, EventId, EventRow, EventType, Fingerprint,
+    Headers, InboxRow, InboxState, LaneRow, Lease, Load, Millis, OrderId, OrderRow, OutboxRow,
+    Owner, PlacedOrder, PositionRow, Query, Reader, Reason, Record, RequestKey, RequestRow,
+    Revision, Stored,
 };
 
 use super::{committed, fill, load, rows, same};
@@ -355,9 +356,11 @@ fn apart() -> Result<Vec<Record>, Failure> {
         records
             .push(Record::Request(key, RequestRow { fingerprint, registered_at: time(1), placed }));
     }
-    if let Record::Order(id, row) = rows::order("apart", rows::body("an order")?)? {
+    if let Record::Order(id, _) = rows::order("apart", rows::body("an order")?)? {
         let request = RequestKey::new("another shop", "another request").map_err(Failure::new)?;
-        records.push(Record::Order(id, OrderRow { request, committed_at: time(3), ..row }));
+        let body = Body::json("{}").map_err(Failure::new)?;
+        let row = OrderRow { request, committed_at: time(3), body };
+        records.push(Record::Order(id, row));
     }
     let owner = Owner::new("relay-1").map_err(Failure::new)?;
     let lane = |name: &str, with: u32| {
@@ -388,6 +391,7 @@ fn apart() -> Result<Vec<Record>, Failure> {
         DeliveryState::Discarded(time(12)),
         DeliveryState::Cancelled(time(13)),
     ];
+    let event_type = EventType::new("order.shipped").map_err(Failure::new)?;
     let reasons = [None, Some(Reason::new("")), Some(Reason::new("because"))];
     for (n, state) in (1..).zip(states) {
         for (m, reason) in (0..).zip(&reasons) {
@@ -397,12 +401,21 @@ fn apart() -> Result<Vec<Record>, Failure> {
                 if let Record::Event(row) =
                     rows::event_in(&name, "lane-1", place, rows::body("e")?)?
                 {
-                    let event = Event { time: time(21), schema_version: 5, ..row.event };
+                    let event = Event {
+                        time: time(21),
+                        schema_version: 5,
+                        event_type: event_type.clone(),
+                        order: OrderId::new("the order").map_err(Failure::new)?,
+                        headers: Headers::new().with("name", "value").map_err(Failure::new)?,
+                        body: Body::text("a text").map_err(Failure::new)?,
+                        ..row.event
+                    };
                     records.push(Record::Event(EventRow { event, due: time(22), ..row }));
                 }
                 if let Record::Outbox(id, row) = rows::outbox(&name, "lane-1", place, state)? {
                     let sequence = if moved { place + 5_000 } else { place };
                     let row = OutboxRow { sequence, committed_at: time(21), due: time(23), ..row };
+                    let row = OutboxRow { event_type: event_type.clone(), ..row };
                     let row =
                         OutboxRow { starts: 5, failures: 3, moved, reason: reason.clone(), ..row };
                     records.push(Record::Outbox(id, row));
@@ -422,6 +435,8 @@ fn apart() -> Result<Vec<Record>, Failure> {
             }
         }
     }
+    let odd = Body::new("application/x-odd", b"odd").map_err(Failure::new)?;
+    records.push(rows::effect("loyalty", "apart", odd)?);
     if let Record::Position(consumer, key, _) = rows::position("loyalty", "apart")? {
         let row = PositionRow { begun: time(31), sequence: 41, at: time(32) };
         records.push(Record::Position(consumer, key, row));
