@@ -211,7 +211,7 @@ impl<X> AsyncCall<X> for NoCall {
     }
 }
 
-/// The user's work in [`write`], with what it returned last.
+/// The user's work in [`write()`], with what it returned last.
 struct Work<'r, F, R, E> {
     work: F,
     now: Millis,
@@ -256,7 +256,7 @@ impl<'t, X> AsyncWriting<'t, X> {
 }
 
 impl<X: AsyncTables> AsyncWriting<'_, X> {
-    /// The time that was given to [`write`].
+    /// The time that was given to [`write()`].
     pub fn now(&self) -> Millis {
         self.now
     }
