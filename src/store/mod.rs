@@ -8,6 +8,7 @@ pub mod asynchronous;
 
 mod driver;
 mod reading;
+mod row_by_row;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -30,6 +31,7 @@ use reading::readings;
 
 pub use crate::flow::CONFLICT_TRIES;
 pub use driver::{Call, NoCall, drive};
+pub use row_by_row::{Inconsistent, RowByRow, answer};
 
 /// What can go wrong in a store.
 ///
