@@ -62,6 +62,11 @@ fn name<T: Name>(table: Table, bytes: &[u8]) -> Result<T, Damaged> {
 }
 
 /// Appends the bytes of a row with its revision, without its key.
+///
+/// [`decode`] takes all of it: a number has [`i64::MAX`] as its largest value, as times do, and one
+/// that lies beyond is written as that. An order that was placed names at most
+/// [`CommitOrder::MAX_EVENTS`](crate::CommitOrder::MAX_EVENTS) events, which is asserted in a debug
+/// build.
 pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
     let mut out = Writer(out);
     out.number(revision.get());
@@ -71,6 +76,7 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
             out.text(row.fingerprint.summary());
             out.time(row.registered_at);
             out.option(row.placed.as_ref(), |out, placed| {
+                debug_assert!(placed.events.len() <= crate::CommitOrder::MAX_EVENTS);
                 out.text(placed.order.as_str());
                 out.number(placed.events.len() as u64);
                 placed.events.iter().for_each(|id| out.text(id.as_str()));
@@ -419,7 +425,8 @@ pub fn decode_revision(table: Table, value: &[u8]) -> Result<Revision, Damaged> 
 struct Writer<'a>(&'a mut Vec<u8>);
 
 impl Writer<'_> {
-    fn number(&mut self, mut number: u64) {
+    fn number(&mut self, number: u64) {
+        let mut number = number.min(i64::MAX as u64);
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);
             number >>= 7;

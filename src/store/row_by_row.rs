@@ -16,6 +16,9 @@ use crate::table::{
 };
 use crate::time::Millis;
 
+/// A purge looks at no more than so many rows for each that it may remove.
+const LOOKS: usize = 16;
+
 /// How the rows and the index entries of one consistent state are read; with it,
 /// [`answer`] answers every query.
 ///
@@ -245,14 +248,15 @@ fn finished<S: RowByRow>(
     Finished { table, until, after, limit }: &Finished,
 ) -> Result<Rows, S::Error> {
     let mut found = Rows::default();
-    for stored in store.rows_after(*table, after.as_ref()) {
+    let mut last = None;
+    for (looked, stored) in store.rows_after(*table, after.as_ref()).enumerate() {
         let stored = stored?;
-        if found.rows.len() + found.deliveries.len() == *limit {
-            let last = found.rows.last().map(|stored| stored.record.key());
-            let event = found.deliveries.last().map(|next| Key::Event(next.id.clone()));
-            found.next = last.or(event);
+        let full = found.rows.len() + found.deliveries.len() == *limit;
+        if full || looked == limit.saturating_mul(LOOKS) {
+            found.next = last;
             break;
         }
+        last = Some(stored.record.key());
         let since = match &stored.record {
             Record::Request(_, row) => row.placed.as_ref().map(|placed| placed.at),
             Record::Order(_, row) => Some(row.committed_at),
@@ -266,6 +270,11 @@ fn finished<S: RowByRow>(
             Record::Call(_, _, row) => (row.state == CallState::Done).then_some(row.at),
             Record::Event(row) => {
                 let time = row.event.time;
+                // None is confirmed before it is committed.
+                let outbox = Key::Outbox(row.event.id.clone());
+                if time > *until && store.row(&outbox)?.is_none() {
+                    continue;
+                }
                 let next = delivery(store, row.clone(), false)?;
                 let since = lane(store, &next.row.lane)?.state(&next.row).finished_since(time);
                 if since.is_some_and(|since| since <= *until) {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use thiserror::Error;
+use twobox::Query;
 
 /// A check that did not hold: where, and what was found. Its `Debug` is its text, so that a test
 /// which returns it reads well.
@@ -28,6 +29,11 @@ impl Failure {
     pub(crate) fn store(error: impl fmt::Display) -> Self {
         Self::new(format_args!("the store failed although no fault was injected: {error}"))
     }
+
+    /// The same, of the answer to a query.
+    pub(crate) fn load<E: fmt::Display>(query: &Query) -> impl FnOnce(E) -> Self {
+        move |error| Self::store(error).at(short(query))
+    }
 }
 
 impl fmt::Debug for Failure {
@@ -39,4 +45,13 @@ impl fmt::Debug for Failure {
 /// Fails unless the condition holds.
 pub(crate) fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
     if holds { Ok(()) } else { Err(Failure::new(what())) }
+}
+
+/// What something is, in a few words.
+pub(crate) fn short(value: &impl fmt::Debug) -> String {
+    let text = format!("{value:?}");
+    match text.char_indices().nth(400) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text,
+    }
 }

@@ -10,6 +10,7 @@ use twobox::{
     StoreError, Stored, Tables, Transaction,
 };
 
+use crate::failure::short;
 use crate::fault::{ApplyFault, CommitFault, LoadFault, Plan};
 use crate::harness::{ErrorOf, Harness, TxOf};
 
@@ -31,14 +32,26 @@ pub enum FaultError<E: fmt::Debug + fmt::Display> {
     /// The wrapped store broke its contract.
     #[error("{0}")]
     Contract(String),
-    /// An error of the wrapped store, which nobody asked for.
-    #[error("{0}")]
-    Store(E),
+    /// An error of the wrapped store, which nobody asked for, and in what.
+    #[error("{0}: {1}")]
+    Store(String, E),
+}
+
+impl<E: fmt::Debug + fmt::Display> FaultError<E> {
+    /// An error of the wrapped store in this step.
+    pub(crate) fn of(step: &str) -> impl FnOnce(E) -> Self {
+        move |error| Self::Store(step.to_string(), error)
+    }
+
+    /// An error of the wrapped store when it was asked this.
+    pub(crate) fn of_load(query: &Query) -> impl FnOnce(E) -> Self {
+        move |error| Self::Store(short(query), error)
+    }
 }
 
 impl<E: StoreError> StoreError for FaultError<E> {
     fn is_conflict(&self) -> bool {
-        if let Self::Store(error) = self { error.is_conflict() } else { false }
+        if let Self::Store(_, error) = self { error.is_conflict() } else { false }
     }
 }
 
@@ -72,7 +85,7 @@ impl<H: Harness> Reader for Faulty<H> {
     type View<'a> = FaultyTables<'a, <H::Store as Reader>::View<'a>>;
 
     fn view(&self) -> Result<Self::View<'_>, Self::Error> {
-        let inner = self.inner().view().map_err(FaultError::Store)?;
+        let inner = self.inner().view().map_err(FaultError::of("view"))?;
         Ok(FaultyTables { inner, plan: &self.plan, looked: false })
     }
 }
@@ -81,7 +94,7 @@ impl<H: Harness> Store for Faulty<H> {
     type Tx<'a> = FaultyTables<'a, TxOf<'a, H>>;
 
     fn begin(&self) -> Result<Self::Tx<'_>, Self::Error> {
-        let inner = self.inner().begin().map_err(FaultError::Store)?;
+        let inner = self.inner().begin().map_err(FaultError::of("begin"))?;
         Ok(FaultyTables { inner, plan: &self.plan, looked: false })
     }
 }
@@ -92,7 +105,7 @@ impl<X: Load> Load for FaultyTables<'_, X> {
     fn load(&mut self, query: &Query) -> Result<Rows, Self::Error> {
         self.looked = true;
         match self.plan.load() {
-            None => self.inner.load(query).map_err(FaultError::Store),
+            None => self.inner.load(query).map_err(FaultError::of_load(query)),
             Some(fault) => Err(fault.into()),
         }
     }
@@ -101,14 +114,14 @@ impl<X: Load> Load for FaultyTables<'_, X> {
 impl<X: Tables> Tables for FaultyTables<'_, X> {
     fn apply(&mut self, batch: &Batch) -> Result<Applied, Self::Error> {
         match self.plan.apply() {
-            None => self.inner.apply(batch).map_err(FaultError::Store),
+            None => self.inner.apply(batch).map_err(FaultError::of("apply")),
             Some(fault) => self.strike(fault, batch),
         }
     }
 
     fn apply_seen(&mut self, batch: &Batch, seen: &Seen<'_>) -> Result<Applied, Self::Error> {
         match self.plan.apply() {
-            None => self.inner.apply_seen(batch, seen).map_err(FaultError::Store),
+            None => self.inner.apply_seen(batch, seen).map_err(FaultError::of("apply")),
             Some(fault) => self.strike(fault, batch),
         }
     }
@@ -123,7 +136,7 @@ impl<X: Tables> FaultyTables<'_, X> {
         match fault {
             ApplyFault::Conflict => Ok(reported(batch)),
             ApplyFault::FailsPartWay => {
-                match self.inner.apply(&half(batch)?).map_err(FaultError::Store)? {
+                match self.inner.apply(&half(batch)?).map_err(FaultError::of("apply"))? {
                     Applied::Written => Err(FaultError::Injected),
                     Applied::Conflict(key) if !self.looked => Ok(Applied::Conflict(key)),
                     Applied::Conflict(key) => Err(without_reason(key.as_ref())),
@@ -134,11 +147,12 @@ impl<X: Tables> FaultyTables<'_, X> {
             ApplyFault::RivalWrites => {
                 let Some(change) = batch.changes().first() else { return Ok(Applied::Written) };
                 let key = change.key();
-                let there = self.inner.load(&Query::rows([key])).map_err(FaultError::Store)?;
+                let query = Query::rows([key]);
+                let there = self.inner.load(&query).map_err(FaultError::of_load(&query))?;
                 let Some(rival) = rival_of(change, there.rows.first())? else {
-                    return self.inner.apply(batch).map_err(FaultError::Store);
+                    return self.inner.apply(batch).map_err(FaultError::of("apply"));
                 };
-                let rival = self.inner.apply(&rival).map_err(FaultError::Store)?;
+                let rival = self.inner.apply(&rival).map_err(FaultError::of("apply"))?;
                 if let Applied::Conflict(key) = rival {
                     return Err(without_reason(key.as_ref()));
                 }
@@ -189,7 +203,7 @@ pub(crate) fn after_rival<E: StoreError>(
     applied: Result<Applied, E>,
 ) -> Result<Applied, FaultError<E>> {
     let rival = change.key();
-    match applied.map_err(FaultError::Store)? {
+    match applied.map_err(FaultError::of("apply"))? {
         Applied::Conflict(Some(key)) if looked && key != rival => Err(FaultError::Contract(
             format!("a rival has written {rival}, but the store reports a conflict at {key}"),
         )),
@@ -214,7 +228,7 @@ impl<X: Transaction> Transaction for FaultyTables<'_, X> {
         if fault == Some(CommitFault::DidNotTake) {
             return Err(FaultError::Injected);
         }
-        self.inner.commit().map_err(FaultError::Store)?;
+        self.inner.commit().map_err(FaultError::of("commit"))?;
         match fault {
             None => Ok(()),
             Some(CommitFault::DidNotTake | CommitFault::TookButFailed) => Err(FaultError::Injected),

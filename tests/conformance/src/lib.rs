@@ -1,4 +1,4 @@
-//! The kit with which the author of a twobox adapter proves that it is right.
+//! The kit with which the author of a twobox adapter proves that it is correct.
 //!
 //! What a store must do is said on the traits in [`twobox::store`]. This kit checks it:
 //!
@@ -65,18 +65,20 @@
 //!
 //! # What it cannot see
 //!
-//! A crash is what [`Harness::crash`] makes of it. If it closes a file and opens it again, nothing
-//! is said about a loss of power, which needs a storage that forgets what was not flushed.
+//! A crash is what [`Harness::crash`] makes of it. If it closes a file and opens it again, that
+//! says nothing about power loss, which needs a storage that forgets what was not flushed.
 //! Transactions run one after another here, so a test of races between threads or processes is left
 //! to the adapter.
 
 pub mod asynchronous;
+mod chance;
 pub mod contract;
 mod failure;
 mod fault;
 mod faulty;
 mod harness;
 pub mod matrix;
+mod own;
 mod reference;
 mod run;
 pub mod scenario;
@@ -90,10 +92,10 @@ pub use failure::Failure;
 pub use fault::{
     ApplyFault, BeginFault, CommitFault, Fault, LoadFault, Point, PublishFault, Site, WaitFault,
 };
-pub use harness::{ErrorOf, Harness, Subject, TxOf};
+pub use harness::{Damage, ErrorOf, Harness, Subject, TxOf};
 pub use reference::Reference;
 pub use scenario::Scenario;
-pub use suite::failures;
+pub use suite::{check, failures};
 pub use world::Layout;
 
 /// The README, whose example is a test.

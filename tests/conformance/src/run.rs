@@ -13,6 +13,7 @@ use crate::failure::{Failure, ensure};
 use crate::fault::{Fault, Plan, Point, Site};
 use crate::harness::Subject;
 use crate::scenario::{Command, Scenario};
+use crate::side::Side;
 use crate::world::{Interrupt, Layout, Outcome, World, applies};
 
 /// What a program does after a fault that it has survived.
@@ -80,10 +81,17 @@ impl Run<'_> {
     /// the run; then there is no end.
     pub(crate) fn run<H: Subject>(
         &self,
-        mut watch: impl FnMut(Moment, &World<'_, H::Side>) -> Result<ControlFlow<()>, Failure>,
+        watch: impl FnMut(Moment, &World<'_, H::Side>) -> Result<ControlFlow<()>, Failure>,
+    ) -> Result<Option<End>, Failure> {
+        self.run_on::<H::Side>(watch)
+    }
+
+    fn run_on<S: Side>(
+        &self,
+        mut watch: impl FnMut(Moment, &World<'_, S>) -> Result<ControlFlow<()>, Failure>,
     ) -> Result<Option<End>, Failure> {
         let steps = self.scenario.steps;
-        let mut world = World::<H::Side>::new(self.scenario, self.layout, Plan::new(self.faults));
+        let mut world = World::<S>::new(self.scenario, self.layout, Plan::new(self.faults));
         let purges = steps.iter().any(|step| step.command == Command::Purge);
         let mut witness = Witness { purges, ..Witness::default() };
         let mut outcomes = BTreeMap::new();
@@ -91,7 +99,7 @@ impl Run<'_> {
         while let Some(step) = steps.get(at) {
             let this = at;
             let place = |failure: Failure| failure.at(self.place(this));
-            if !applies::<H::Side>(step.command) {
+            if !applies::<S>(step.command) {
                 at += 1;
                 continue;
             }
@@ -143,7 +151,7 @@ impl Run<'_> {
             witness.look(&dumps, world.arrivals()).map_err(place)?;
         }
         let struck = world.plan.struck();
-        ensure(struck == self.faults.len(), || format!("only {struck} faults have struck"))
+        ensure(struck == self.faults.len(), || self.missed(struck, &world.plan.points()))
             .map_err(place)?;
         let mut lasting: String = shown(&dumps, Dump::lasting);
         world.own_rows()?.iter().for_each(|row| lasting.push_str(&format!("own row: {row:?}\n")));
@@ -153,8 +161,29 @@ impl Run<'_> {
 
     /// Runs to the end.
     pub(crate) fn finish<H: Subject>(&self) -> Result<End, Failure> {
-        self.run::<H>(|_, _| Ok(ControlFlow::Continue(())))?
+        self.finish_on::<H::Side>()
+    }
+
+    /// Runs to the end with a store as somebody sees it.
+    pub(crate) fn finish_on<S: Side>(&self) -> Result<End, Failure> {
+        self.run_on::<S>(|_, _| Ok(ControlFlow::Continue(())))?
             .ok_or_else(|| Failure::new("the run has no end"))
+    }
+
+    /// For a failure: not all faults have struck.
+    fn missed(&self, struck: usize, points: &[Point]) -> String {
+        let (all, reached) = (self.faults.len(), points.len());
+        let next = self.faults.get(struck).map_or(String::new(), |(at, fault)| {
+            let there = points.get(at - 1).map(|point| format!("a {}", point.site.name()));
+            let there = there.unwrap_or_else(|| "not reached".to_string());
+            format!("{} was to strike at point {at}, which is {there}; ", fault.name())
+        });
+        format!(
+            "only {struck} of {all} faults have struck: {next}this run came to {reached} points, \
+             and an earlier one with the same steps to others. The same calls must come to the same \
+             each time: look for a store that reports conflicts or errors of its own accord, for an \
+             answer that depends on the time or on chance, or for stores that share a file"
+        )
     }
 
     /// For a failure: which run this is, and which step.

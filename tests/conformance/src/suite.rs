@@ -1,28 +1,60 @@
 //! The macro that makes the tests of an adapter, and the same checks as a list.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use crate::failure::Failure;
 use crate::harness::Harness;
 use crate::{matrix, scenario};
 
-/// Runs the contract tests and all scenarios without faults, and says which fail. This is for tests
-/// of the kit itself, which give it stores that are wrong.
-#[must_use]
-pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
-    let mut checks: Vec<(String, Result<(), Failure>)> = Vec::new();
+/// A check by its name, as it stands before the name of a test: `contract::...`, `scenarios::...`.
+type Check = (String, fn() -> Result<(), Failure>);
+
+/// The contract tests, and all scenarios without faults.
+fn checks<H: Harness>() -> Vec<Check> {
+    let mut checks: Vec<Check> = Vec::new();
     macro_rules! contracts {
         ({ $given:ident } $($name:ident)*) => {
-            $(checks.push((concat!("contract::", stringify!($name)).to_string(), crate::contract::$name::<H>()));)*
+            $(checks.push((concat!("contract::", stringify!($name)).to_string(), crate::contract::$name::<H>));)*
+        };
+    }
+    macro_rules! scenarios {
+        ({ $given:ident } $($name:ident)*) => {
+            $(checks.push((format!("scenarios::{}", stringify!($name)), || matrix::scenario::<H>(&scenario::$name)));)*
         };
     }
     crate::each_contract!(contracts, H);
-    let scenarios = scenario::ALL
-        .iter()
-        .map(|one| (format!("scenarios::{}", one.name), matrix::scenario::<H>(one)));
-    checks.extend(scenarios);
+    crate::each_scenario!(scenarios, H);
     checks
-        .into_iter()
-        .filter_map(|(name, result)| result.err().map(|failure| (name, failure)))
-        .collect()
+}
+
+/// Runs the contract tests and all scenarios without faults, and says which fail. This is for tests
+/// of the kit itself, which give it stores that are wrong. A store that panics fails as well.
+#[must_use]
+pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
+    let run = |(name, check): Check| Some((name, caught(check).err()?));
+    checks::<H>().into_iter().filter_map(run).collect()
+}
+
+/// Runs one of these checks.
+///
+/// # Errors
+///
+/// What it finds; or that there is no such check.
+pub fn check<H: Harness>(name: &str) -> Result<(), Failure> {
+    match checks::<H>().into_iter().find(|(this, _)| this == name) {
+        Some((_, check)) => caught(check),
+        None => Err(Failure::new(format_args!("there is no check {name}"))),
+    }
+}
+
+/// What a check comes to; a panic in it is a failure.
+fn caught(check: impl Fn() -> Result<(), Failure>) -> Result<(), Failure> {
+    // Whatever was opened is gone.
+    catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+        Err(Failure::new(format_args!("the store panicked: {text}")))
+    })
 }
 
 /// Makes the tests for a [`Harness`](crate::Harness), each with a name of its own:
@@ -55,6 +87,25 @@ macro_rules! suite {
             $crate::each_contract!($crate::__contract_tests, $harness);
         }
         $crate::__scenario_suite!($harness, $($rest)*);
+    };
+}
+
+/// Makes the tests for a harness with [`Damage`](crate::Damage), in `damage::*`: a row that cannot be
+/// read is an error, and another format is refused.
+///
+/// ```ignore
+/// twobox_conformance::suite_damage!(MyHarness);
+/// ```
+#[macro_export]
+macro_rules! suite_damage {
+    ($harness:ty) => {
+        mod damage {
+            use super::*;
+            $crate::__contract_tests! {
+                { $harness }
+                a_damaged_row_is_an_error another_format_is_refused
+            }
+        }
     };
 }
 

@@ -15,7 +15,7 @@ use twobox::{
     DeliveryPolicy, Discard, Draft, Dump, Ending, Event, EventId, EventState, FailureCounted,
     Fingerprint, Invalid, LanePlace, Leased, Message, Millis, Operated, OrderId, OrderingKey,
     Owner, PlacedOrder, Reason, Receipt, Receive, Received, Redrive, Register, Registered, Renew,
-    Request, Retention, RunError, Settle, Settled, StoreError, Table, WhenDead,
+    Request, Retention, RunError, Settle, Settled, Stale, StaleLease, StoreError, Table, WhenDead,
 };
 
 use crate::failure::Failure;
@@ -103,7 +103,7 @@ fn interrupt<E: StoreError>(error: FaultError<E>) -> Interrupt {
         FaultError::Crash => Interrupt::Crash,
         FaultError::Injected => Interrupt::Failed("an injected error".to_string()),
         FaultError::Contract(what) => Interrupt::Broken(Failure::new(what)),
-        FaultError::Store(error) => Interrupt::Broken(Failure::store(error)),
+        FaultError::Store(step, error) => Interrupt::Broken(Failure::store(error).at(step)),
     }
 }
 
@@ -625,8 +625,7 @@ impl<'s, S: Side> World<'s, S> {
                 .filter(|hand| hand.leased.lease == *lease)
                 .for_each(|hand| hand.leased.until = *until);
         }
-        let stale: Vec<String> =
-            renewed.stale.iter().map(|stale| format!("stale: {}", stale.why)).collect();
+        let stale: Vec<String> = renewed.stale.iter().map(stale_text).collect();
         Ok(Outcome::of(if stale.is_empty() {
             format!("{} renewed", renewed.leases.len())
         } else {
@@ -685,6 +684,21 @@ impl<'s, S: Side> World<'s, S> {
     }
 }
 
+/// Why a lease does not count, as text. Tokens begin with the time and grow: which numbers they
+/// are, the tables say (P6).
+fn stale_text(stale: &StaleLease) -> String {
+    let before = stale.lease.token;
+    match &stale.why {
+        Stale::TakenOver { owner, token } if *token > before => {
+            format!("stale: {owner} has taken the lane since, with a newer token")
+        }
+        Stale::TakenOver { owner, token } => {
+            format!("stale: {owner} has taken the lane since, with token {token} after {before}")
+        }
+        why @ (Stale::Ended | Stale::NoLane | Stale::Lost) => format!("stale: {why}"),
+    }
+}
+
 /// What was settled, as text.
 struct Tally<'a>(&'a Settled);
 
@@ -701,7 +715,7 @@ impl fmt::Display for Tally<'_> {
             }
         }
         texts.extend(self.0.dead.iter().map(|(event, _)| format!("dead {event}")));
-        texts.extend(self.0.stale.iter().map(|stale| format!("stale: {}", stale.why)));
+        texts.extend(self.0.stale.iter().map(stale_text));
         f.write_str(&if texts.is_empty() {
             "nothing settled".to_string()
         } else {

@@ -1,13 +1,13 @@
 //! The reference store of twobox: all tables in memory, without std.
 //!
-//! It says what every store must do, in the fewest words, and it is the model that others are
+//! It shows what every store must do, in the fewest lines, and it is the model that others are
 //! checked against: its [`State`] can be cloned, compared and hashed. A crash loses what was not
 //! committed, and nothing else; that is what [`MemoryStore::crash`] does. When the program ends,
 //! everything is gone.
 //!
-//! One transaction writes at a time, and any number of views may be open meanwhile. To begin a
-//! transaction while another one is open waits by spinning; on the same thread that is for ever, as
-//! with any lock.
+//! One transaction writes at a time, and any number of views may be open meanwhile. Beginning a
+//! transaction while another one is open waits by spinning; on the same thread that is a deadlock,
+//! as with any lock.
 //!
 //! ```
 //! use twobox::{Fingerprint, Millis, Register, Registered, Request, Store};
@@ -25,7 +25,6 @@
 extern crate alloc;
 
 use alloc::borrow::Cow;
-use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::ops::Bound;
 
@@ -44,7 +43,7 @@ pub struct MemoryStore {
     writer: Mutex<()>,
 }
 
-/// All tables at one moment. To clone it costs next to nothing: states share what they have in
+/// All tables at one moment. Cloning it costs next to nothing: states share what they have in
 /// common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct State {
@@ -192,16 +191,18 @@ impl State {
     }
 
     fn apply(&mut self, batch: &Batch) -> Applied {
-        let mut writes = Vec::with_capacity(batch.changes().len());
         for change in batch.changes() {
             let key = change.key();
-            match change.on(self.get(&key)) {
-                Some(write) => writes.push((key, write)),
-                None => return Applied::Conflict(Some(key)),
+            if change.on(self.get(&key)).is_none() {
+                return Applied::Conflict(Some(key));
             }
         }
-        for (key, write) in writes {
-            if let Some(entry) = self.get(&key).and_then(|stored| stored.record.index_entry()) {
+        for change in batch.changes() {
+            let key = change.key();
+            let found = self.get(&key);
+            // Each key is named once, so what its guard finds is what it found above.
+            let Some(write) = change.on(found) else { unreachable!("{key} has changed") };
+            if let Some(entry) = found.and_then(|stored| stored.record.index_entry()) {
                 self.remove_entry(entry);
             }
             let table = &mut self.tables[key.table() as usize];

@@ -12,7 +12,7 @@ use std::task::Poll;
 use twobox::flow::{ExchangeFlow, Exchanged};
 use twobox::store::NoCall;
 use twobox::store::asynchronous::{
-    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, Ended, drive,
+    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, Ended, drive, write,
 };
 use twobox::{
     Applied, Batch, Checked, Claim, Committed, Dump, Handled, Key, Millis, Operated, Query,
@@ -65,13 +65,13 @@ impl<H: AsyncHarness, const W: bool> AsyncReader for AsyncFaulty<H, W> {
     type View<'a> = FaultyTables<'a, <H::Store as AsyncReader>::View<'a>>;
 
     async fn view(&self) -> Result<Self::View<'_>, Self::Error> {
-        let inner = self.inner().view().await.map_err(FaultError::Store)?;
+        let inner = self.inner().view().await.map_err(FaultError::of("view"))?;
         Ok(FaultyTables { inner, plan: &self.plan, looked: false })
     }
 
     async fn load_once(&self, query: &Query) -> Result<Rows, Self::Error> {
         match self.plan.load() {
-            None => self.inner().load_once(query).await.map_err(FaultError::Store),
+            None => self.inner().load_once(query).await.map_err(FaultError::of_load(query)),
             Some(fault) => Err(fault.into()),
         }
     }
@@ -83,7 +83,7 @@ impl<H: AsyncHarness, const W: bool> AsyncStore for AsyncFaulty<H, W> {
     const WRITES_FIRST: bool = W;
 
     async fn begin(&self) -> Result<Self::Tx<'_>, Self::Error> {
-        let inner = self.inner().begin().await.map_err(FaultError::Store)?;
+        let inner = self.inner().begin().await.map_err(FaultError::of("begin"))?;
         Ok(FaultyTables { inner, plan: &self.plan, looked: false })
     }
 
@@ -107,7 +107,7 @@ impl<X: AsyncLoad> AsyncLoad for FaultyTables<'_, X> {
     async fn load(&mut self, query: &Query) -> Result<Rows, Self::Error> {
         self.looked = true;
         match self.plan.load() {
-            None => self.inner.load(query).await.map_err(FaultError::Store),
+            None => self.inner.load(query).await.map_err(FaultError::of_load(query)),
             Some(fault) => Err(fault.into()),
         }
     }
@@ -116,7 +116,7 @@ impl<X: AsyncLoad> AsyncLoad for FaultyTables<'_, X> {
 impl<X: AsyncTables> AsyncTables for FaultyTables<'_, X> {
     async fn apply(&mut self, batch: &Batch) -> Result<Applied, Self::Error> {
         match self.plan.apply() {
-            None => self.inner.apply(batch).await.map_err(FaultError::Store),
+            None => self.inner.apply(batch).await.map_err(FaultError::of("apply")),
             Some(fault) => self.strike_async(fault, batch).await,
         }
     }
@@ -133,8 +133,10 @@ impl<X: AsyncTables> AsyncTables for FaultyTables<'_, X> {
             };
         }
         match self.plan.load() {
-            None => self.inner.apply_then_load(batch, query).await.map_err(FaultError::Store),
-            Some(fault) => match self.inner.apply(batch).await.map_err(FaultError::Store)? {
+            None => {
+                self.inner.apply_then_load(batch, query).await.map_err(FaultError::of_load(query))
+            }
+            Some(fault) => match self.inner.apply(batch).await.map_err(FaultError::of("apply"))? {
                 Applied::Written => Err(fault.into()),
                 Applied::Conflict(key) => Ok(Err(key)),
             },
@@ -151,7 +153,7 @@ impl<X: AsyncTables> FaultyTables<'_, X> {
         match fault {
             ApplyFault::Conflict => Ok(reported(batch)),
             ApplyFault::FailsPartWay => {
-                match self.inner.apply(&half(batch)?).await.map_err(FaultError::Store)? {
+                match self.inner.apply(&half(batch)?).await.map_err(FaultError::of("apply"))? {
                     Applied::Written => Err(FaultError::Injected),
                     Applied::Conflict(key) if !self.looked => Ok(Applied::Conflict(key)),
                     Applied::Conflict(key) => Err(without_reason(key.as_ref())),
@@ -160,11 +162,11 @@ impl<X: AsyncTables> FaultyTables<'_, X> {
             ApplyFault::RivalWrites => {
                 let Some(change) = batch.changes().first() else { return Ok(Applied::Written) };
                 let key = Query::rows([change.key()]);
-                let there = self.inner.load(&key).await.map_err(FaultError::Store)?;
+                let there = self.inner.load(&key).await.map_err(FaultError::of_load(&key))?;
                 let Some(rival) = rival_of(change, there.rows.first())? else {
-                    return self.inner.apply(batch).await.map_err(FaultError::Store);
+                    return self.inner.apply(batch).await.map_err(FaultError::of("apply"));
                 };
-                let rival = self.inner.apply(&rival).await.map_err(FaultError::Store)?;
+                let rival = self.inner.apply(&rival).await.map_err(FaultError::of("apply"))?;
                 if let Applied::Conflict(key) = rival {
                     return Err(without_reason(key.as_ref()));
                 }
@@ -180,7 +182,7 @@ impl<X: AsyncTransaction> AsyncTransaction for FaultyTables<'_, X> {
         if fault == Some(CommitFault::DidNotTake) {
             return Err(FaultError::Injected);
         }
-        self.inner.commit().await.map_err(FaultError::Store)?;
+        self.inner.commit().await.map_err(FaultError::of("commit"))?;
         match fault {
             None => Ok(()),
             Some(CommitFault::DidNotTake | CommitFault::TookButFailed) => Err(FaultError::Injected),
@@ -216,7 +218,7 @@ impl<X: AsyncTransaction> FaultyTables<'_, X> {
     /// The commit does not take.
     async fn apply_and_fail(mut self, batch: &Batch) -> Ended<FaultError<X::Error>> {
         let applied = self.inner.apply(batch).await;
-        match applied.map_err(FaultError::Store).map_err(RunError::of)? {
+        match applied.map_err(FaultError::of("apply")).map_err(RunError::of)? {
             Applied::Written => Err(RunError::Unknown(FaultError::Injected)),
             Applied::Conflict(key) => Err(RunError::Conflict(key)),
         }
@@ -230,8 +232,8 @@ fn wrapped<E: twobox::StoreError>(
     match error {
         RunError::Refused(never) => match never {},
         RunError::Conflict(key) => RunError::Conflict(key),
-        RunError::Store(error) => RunError::Store(FaultError::Store(error)),
-        RunError::Unknown(error) => RunError::Unknown(FaultError::Store(error)),
+        RunError::Store(error) => RunError::Store(FaultError::of("autocommit")(error)),
+        RunError::Unknown(error) => RunError::Unknown(FaultError::of("autocommit")(error)),
     }
 }
 
@@ -278,7 +280,7 @@ impl<H: AsyncHarness, const W: bool> Side for AsyncFaulty<H, W> {
         placing: &Placing<'_>,
         now: Millis,
     ) -> Ran<(Registered, Committed), AsyncErrorOf<H>, UserError<AsyncErrorOf<H>>> {
-        self.wait_for(self.write(now, async |tx| {
+        self.wait_for(write(self, now, async |tx| {
             let registered = tx.run(Register::new(placing.request)).await.map_err(UserError::of)?;
             if let Some((key, value)) = placing.own {
                 H::put_own_row(&mut tx.inner, key, value).await.map_err(UserError::own)?;
@@ -293,7 +295,7 @@ impl<H: AsyncHarness, const W: bool> Side for AsyncFaulty<H, W> {
         consuming: &Consuming,
         now: Millis,
     ) -> Ran<(Received, bool), AsyncErrorOf<H>, UserError<AsyncErrorOf<H>>> {
-        self.wait_for(self.write(now, async |tx| {
+        self.wait_for(write(self, now, async |tx| {
             let received = tx.run(&consuming.receive).await.map_err(UserError::of)?;
             let intend = consuming.intend.as_ref().filter(|_| received == Received::Applied);
             let new = match intend {
@@ -354,7 +356,7 @@ impl<H: AsyncHarness, const W: bool> Side for AsyncFaulty<H, W> {
             let mut view = self.inner().view().await.map_err(Failure::store)?;
             let mut rows = Vec::new();
             for walk in walks() {
-                rows.extend(view.load(&walk).await.map_err(Failure::store)?.rows);
+                rows.extend(view.load(&walk).await.map_err(Failure::load(&walk))?.rows);
             }
             Ok(rows)
         })

@@ -1,23 +1,40 @@
 //! What the traits of the core ask of every store, checked without the rules: guards, revisions,
 //! commit and rollback, answers to queries, and values that stores like to spoil.
 
+mod beside;
+mod compare;
+mod damage;
+mod drivers;
 mod model;
 pub(crate) mod rows;
+mod shadow;
+mod sizes;
+mod states;
 mod values;
 
-use std::fmt;
-
 use twobox::{
-    Applied, Batch, Change, Due, Expect, Key, LaneEdit, LaneRow, Lease, Load, Millis, OrderingKey,
-    Owner, Query, Reader, Record, Revision, Rows, Store, Stored, Table, Tables, Transaction,
+    Applied, Batch, Change, Due, EventId, Expect, Key, LaneEdit, LaneRow, Lease, Load, Millis,
+    OrderingKey, Owner, Query, Reader, Record, Revision, Rows, Store, Stored, Table, Tables,
+    Transaction,
 };
 
-use crate::failure::{Failure, ensure};
+use crate::failure::{Failure, ensure, short};
 use crate::harness::Harness;
 
+pub use beside::{a_view_is_a_snapshot, revisions_go_on, two_writers_lose_nothing};
+pub(crate) use compare::{same, same_answer};
+pub use damage::{a_damaged_row_is_an_error, another_format_is_refused};
+pub use drivers::{
+    a_panic_leaves_nothing, own_rows_are_kept_as_the_harness_says, readings_are_answers,
+    run_writes_once, transact_ends_as_its_work_says, write_commits_what_its_work_wrote,
+};
 pub use model::{answers_are_those_of_the_model, answers_follow_every_change, walk_in_pages};
+pub use sizes::{answers_and_batches_of_any_size, bodies_of_any_size, keys_of_any_length};
+pub(crate) use states::Fixed;
+pub use states::{any_change_is_followed, every_state_follows_every_state};
 pub use values::{
-    any_bytes_in_bodies, every_state_comes_back, numbers_at_their_limits, texts_at_their_limits,
+    any_bytes_in_bodies, columns_are_kept_apart, every_state_comes_back, numbers_at_their_limits,
+    texts_at_their_limits,
 };
 
 /// Calls a macro with the names of all contract tests: `each_contract!(callback, anything)`.
@@ -30,6 +47,11 @@ macro_rules! each_contract {
             a_broken_guard_stops_the_whole_batch revisions_count_writes what_is_not_committed_is_not_there
             what_is_committed_stays reads_its_own_writes answers_are_those_of_the_model answers_follow_every_change
             a_lane_changes_under_its_token walk_in_pages any_bytes_in_bodies texts_at_their_limits numbers_at_their_limits every_state_comes_back
+            every_state_follows_every_state any_change_is_followed
+            transact_ends_as_its_work_says run_writes_once write_commits_what_its_work_wrote
+            a_panic_leaves_nothing own_rows_are_kept_as_the_harness_says a_view_is_a_snapshot
+            two_writers_lose_nothing revisions_go_on answers_and_batches_of_any_size
+            keys_of_any_length bodies_of_any_size columns_are_kept_apart readings_are_answers
         }
     };
 }
@@ -63,12 +85,17 @@ pub(crate) fn fill<H: Harness>(harness: &H, records: &[Record]) -> Result<(), Fa
     tx.commit().map_err(Failure::store)
 }
 
+/// Answers a query, which must not fail.
+pub(crate) fn load(tables: &mut impl Load, query: &Query) -> Result<Rows, Failure> {
+    tables.load(query).map_err(Failure::load(query))
+}
+
 /// All rows, table by table, with their revisions.
 pub(crate) fn all(tables: &mut impl Load) -> Result<Vec<Stored>, Failure> {
     let mut rows = Vec::new();
     for table in Table::ALL {
         let walk = Query::Walk { table, after: None, limit: 100_000 };
-        rows.extend(tables.load(&walk).map_err(Failure::store)?.rows);
+        rows.extend(load(tables, &walk)?.rows);
     }
     Ok(rows)
 }
@@ -76,57 +103,6 @@ pub(crate) fn all(tables: &mut impl Load) -> Result<Vec<Stored>, Failure> {
 /// All rows that are committed.
 pub(crate) fn committed<H: Harness>(harness: &H) -> Result<Vec<Stored>, Failure> {
     all(&mut harness.store().view().map_err(Failure::store)?)
-}
-
-/// Compares rows, and says where they begin to differ.
-pub(crate) fn same(what: &str, found: &[Stored], right: &[Stored]) -> Result<(), Failure> {
-    ensure(found == right, || {
-        let at = found.iter().zip(right).position(|(found, right)| found != right);
-        let at = at.unwrap_or_else(|| found.len().min(right.len()));
-        let text = |rows: &[Stored]| {
-            rows.get(at).map_or("nothing".to_string(), |row| short(&format!("{row:?}")))
-        };
-        let (count, other) = (found.len(), right.len());
-        format!(
-            "{what}: {count} rows, {other} are right; row {} is\n  {}\nand must be\n  {}",
-            at + 1,
-            text(found),
-            text(right)
-        )
-    })
-}
-
-/// Compares answers, and says which of their parts differs.
-pub(crate) fn same_answer(what: &str, found: &Rows, right: &Rows) -> Result<(), Failure> {
-    same(what, &found.rows, &right.rows)?;
-    same_part(&format!("{what}, its deliveries"), &found.deliveries, &right.deliveries)?;
-    same_part(&format!("{what}, its lanes"), &found.lanes, &right.lanes)?;
-    ensure(found == right, || format!("{what} is\n  {found:?}\nand must be\n  {right:?}"))
-}
-
-fn same_part<T: PartialEq + fmt::Debug>(
-    what: &str,
-    found: &[T],
-    right: &[T],
-) -> Result<(), Failure> {
-    ensure(found == right, || {
-        let at = found.iter().zip(right).position(|(found, right)| found != right);
-        let at = at.unwrap_or_else(|| found.len().min(right.len()));
-        let (count, other) = (found.len(), right.len());
-        let (found, right) = (found.get(at), right.get(at));
-        format!(
-            "{what}: {count}, {other} are right; {} is\n  {found:?}\nand must be\n  {right:?}",
-            at + 1
-        )
-    })
-}
-
-fn short(text: &str) -> String {
-    if text.chars().count() > 400 {
-        text.chars().take(400).chain("...".chars()).collect()
-    } else {
-        text.to_string()
-    }
 }
 
 /// Every guard is checked before anything is written: one that does not hold, wherever it stands in
@@ -163,7 +139,7 @@ pub fn a_broken_guard_stops_the_whole_batch<H: Harness>() -> Result<(), Failure>
                 [update, put(Expect::Absent, free[other].clone())]
             });
             let key = change.key();
-            let what = format!("a batch with the bad {}", short(&format!("{change:?}")));
+            let what = format!("a batch with the bad {}", short(&change));
             let bad = batch(others.chain([change]).collect())?;
             let mut tx = harness.store().begin().map_err(Failure::store)?;
             let applied = tx.apply(&bad).map_err(Failure::store)?;
@@ -202,7 +178,7 @@ pub fn revisions_count_writes<H: Harness>() -> Result<(), Failure> {
                 let mut view = harness.store().view().map_err(Failure::store)?;
                 let found: Vec<u64> = view
                     .load(&keys)
-                    .map_err(Failure::store)?
+                    .map_err(Failure::load(&keys))?
                     .rows
                     .iter()
                     .map(|row| row.revision.get())
@@ -241,23 +217,24 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
     let lease = Some(Lease { owner, until: Millis::new(20), through: 8 });
     let leased = LaneRow { lease, token: 5, ..row };
     let other = rows::lane("other", Some(Millis::new(20)))?;
-    fill(&harness, &[Record::Lane(key.clone(), leased.clone()), other])?;
+    let ends = OrderingKey::new("ends").map_err(Failure::new)?;
+    let last = Record::Lane(ends.clone(), leased.clone());
+    fill(&harness, &[Record::Lane(key.clone(), leased.clone()), other, last])?;
     let at = Millis::new(15);
     let change = |lane: &str, token, edit: LaneEdit| {
         let key = OrderingKey::new(lane).map_err(Failure::new)?;
         Ok(Change::Lane { key, token, edit, at })
     };
     let renew = || LaneEdit::Renew { until: Millis::new(40) };
-    let free = || LaneEdit::Free {
-        head: 6,
-        confirmed: 5,
-        starts: 0,
-        due: Millis::new(30),
-        blocked_by: None,
+    let freed = |head, blocked_by| {
+        let due = Millis::new(30);
+        LaneEdit::Free { head, confirmed: head - 1, starts: 0, due, blocked_by }
     };
+    let free = || freed(6, None);
+    let shorter = || LaneEdit::Renew { until: Millis::new(30) };
     // An append meanwhile.
     let mut tx = harness.store().begin().map_err(Failure::store)?;
-    let appended = LaneRow { next: leased.next + 1, ..leased };
+    let appended = LaneRow { next: leased.next + 1, ..leased.clone() };
     let append = Record::Lane(key.clone(), appended.clone());
     write(&mut tx, vec![put(Expect::Revision(Revision::FIRST), append)])?;
     tx.commit().map_err(Failure::store)?;
@@ -267,6 +244,7 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         change("lane", 6, free())?,
         change("other", 5, free())?,
         change("nobody", 5, renew())?,
+        change("lane", 5, freed(appended.next + 1, None))?,
     ];
     for bad in bad {
         let what = format!("a batch with the bad {bad:?}");
@@ -278,8 +256,20 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         drop(tx);
         same(&format!("{what} must write nothing"), &committed(&harness)?, &right)?;
     }
+    // With nothing left in it, or blocked, it is not due any more.
+    let dead = Some(EventId::new("dead").map_err(Failure::new)?);
+    for edit in [freed(leased.next, None), freed(6, dead)] {
+        let what = format!("a lane after {edit:?}, which is not due any more");
+        let row = leased.edited(5, &edit, at).ok_or_else(|| Failure::new("the token is right"))?;
+        let mut tx = harness.store().begin().map_err(Failure::store)?;
+        write(&mut tx, vec![change("ends", 5, edit)?])?;
+        let keys = Query::rows([Key::Lane(ends.clone())]);
+        let record = Record::Lane(ends.clone(), row);
+        let right = [Stored { record, revision: Revision::FIRST.next() }];
+        same(&what, &load(&mut tx, &keys)?.rows, &right)?;
+    }
     let mut row = appended;
-    for (writes, edit) in (3..).zip([renew(), free()]) {
+    for (writes, edit) in (3..).zip([renew(), shorter(), free()]) {
         let mut tx = harness.store().begin().map_err(Failure::store)?;
         let order = rows::order(&format!("order-{writes}"), rows::body("an order")?)?;
         let what = format!("a lane after {edit:?}");
@@ -288,16 +278,16 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         let revision = Revision::from_stored(writes);
         let right = [Stored { record: Record::Lane(key.clone(), row.clone()), revision }];
         let keys = Query::rows([Key::Lane(key.clone())]);
-        same(&what, &tx.load(&keys).map_err(Failure::store)?.rows, &right)?;
+        same(&what, &tx.load(&keys).map_err(Failure::load(&keys))?.rows, &right)?;
         tx.commit().map_err(Failure::store)?;
         harness = harness.crash();
         let mut view = harness.store().view().map_err(Failure::store)?;
-        same(&what, &view.load(&keys).map_err(Failure::store)?.rows, &right)?;
+        same(&what, &view.load(&keys).map_err(Failure::load(&keys))?.rows, &right)?;
         // It is found where it is due now.
         let due = row.due.unwrap_or_default();
         let (floor, lanes, run, events, bytes) = (due, 2, 1, 1, 1);
         let due = Query::Due(Due { now: due, floor, lanes, run, events, bytes });
-        let found = view.load(&due).map_err(Failure::store)?.lanes;
+        let found = view.load(&due).map_err(Failure::load(&due))?.lanes;
         let found: Vec<&OrderingKey> = found.iter().map(|lane| &lane.key).collect();
         ensure(found == [&key], || format!("{what} must be found when it is due, not {found:?}"))?;
     }
@@ -381,7 +371,7 @@ pub fn reads_its_own_writes<H: Harness>() -> Result<(), Failure> {
         let revision = Revision::from_stored(writes);
         let right: Vec<Stored> =
             records.iter().cloned().map(|record| Stored { record, revision }).collect();
-        let found = tx.load(&Query::rows(keys.clone())).map_err(Failure::store)?.rows;
+        let found = load(&mut tx, &Query::rows(keys.clone()))?.rows;
         same("within the transaction that wrote them", &found, &right)?;
         expect = Expect::Revision(revision);
     }
