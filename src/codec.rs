@@ -178,17 +178,6 @@ pub fn decode(table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged>
     Decoder::default().decode(table, key, value)
 }
 
-/// Reads the revision of a value and nothing behind it, so not its body: enough for the guards of
-/// most changes.
-///
-/// # Errors
-///
-/// [`Damaged`] if it does not begin with a revision.
-pub fn revision(table: Table, value: &[u8]) -> Result<Revision, Damaged> {
-    let mut names = Decoder::default();
-    Parser { table, rest: value, names: &mut names }.number().map(Revision::from_stored)
-}
-
 /// Reads rows that belong together, one after the other: names that come again soon, such as a lane
 /// in its events, are checked once and share their memory.
 #[derive(Debug, Default)]

@@ -6,37 +6,28 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
-use twobox::codec::{self, Damaged};
+use twobox::codec;
 use twobox::store::{Inconsistent, RowByRow, answer};
 use twobox::{
-    Applied, Batch, EventId, FORMAT_VERSION, IndexEntry, Key, Load, Millis, OrderingKey, Query,
-    Reader, Rows, Store, StoreError, Stored, Table, Tables, Transaction, Write,
+    Applied, Batch, EventId, FORMAT_VERSION, IndexEntry, Invalid, Key, Load, Millis, OrderingKey,
+    Query, Reader, Rows, Store, StoreError, Stored, Table, Tables, Transaction, Write,
 };
 
 /// Everything that is kept, as bytes.
 pub type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
 // What the first byte of a key says; those of tables have their numbers.
-const META: u8 = 0;
+const FORMAT: &[u8] = b"\0format";
 const DUE: u8 = 100;
 const PLACES: u8 = 101;
 const DEAD: u8 = 102;
-const OWN: u8 = 255;
 
 /// What can go wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BytesError {
-    /// A row cannot be read.
-    #[error("at {key}: {damaged}")]
-    Row {
-        /// Its key.
-        key: String,
-        /// What is wrong with it.
-        damaged: Damaged,
-    },
-    /// An index entry cannot be read.
-    #[error("the index entry {0} is damaged; restore the store from a copy")]
-    Entry(String),
+    /// What has this key cannot be read.
+    #[error("at {0}: {1}")]
+    Damaged(String, String),
     /// Rows and index entries contradict each other.
     #[error(transparent)]
     Inconsistent(#[from] Inconsistent),
@@ -47,6 +38,10 @@ pub enum BytesError {
 
 impl StoreError for BytesError {}
 
+type Found<T> = Result<T, BytesError>;
+type Place = Found<(u64, EventId)>;
+type Row<'a> = Found<Cow<'a, Stored>>;
+
 /// A store in a map of bytes.
 #[derive(Debug)]
 pub struct BytesStore {
@@ -55,25 +50,14 @@ pub struct BytesStore {
 }
 
 impl BytesStore {
-    /// An empty store.
-    #[must_use]
-    pub fn new() -> Self {
-        let format = FORMAT_VERSION.to_be_bytes().to_vec();
-        Self::of(Map::from([(format_key(), format)]))
-    }
-
     /// The store that has left these bytes.
     ///
     /// # Errors
     ///
     /// [`BytesError::Format`] if no store has, or one of another version.
-    pub fn open(map: Map) -> Result<Self, BytesError> {
-        let format = map.get(&format_key()).ok_or(BytesError::Format)?;
-        if *format == FORMAT_VERSION.to_be_bytes() {
-            Ok(Self::of(map))
-        } else {
-            Err(BytesError::Format)
-        }
+    pub fn open(map: Map) -> Found<Self> {
+        let known = map.get(FORMAT).is_some_and(|it| *it == FORMAT_VERSION.to_be_bytes());
+        known.then(|| Self::of(map)).ok_or(BytesError::Format)
     }
 
     /// What is committed.
@@ -87,9 +71,10 @@ impl BytesStore {
     }
 }
 
+/// An empty store.
 impl Default for BytesStore {
     fn default() -> Self {
-        Self::new()
+        Self::of(Map::from([(FORMAT.to_vec(), FORMAT_VERSION.to_be_bytes().to_vec())]))
     }
 }
 
@@ -102,7 +87,7 @@ impl Reader for BytesStore {
     type Error = BytesError;
     type View<'a> = View;
 
-    fn view(&self) -> Result<View, BytesError> {
+    fn view(&self) -> Found<View> {
         Ok(View(lock(&self.committed).clone()))
     }
 }
@@ -110,7 +95,7 @@ impl Reader for BytesStore {
 impl Store for BytesStore {
     type Tx<'a> = Tx<'a>;
 
-    fn begin(&self) -> Result<Tx<'_>, BytesError> {
+    fn begin(&self) -> Found<Tx<'_>> {
         let writer = lock(&self.writer);
         Ok(Tx { view: self.view()?, committed: &self.committed, _writer: writer })
     }
@@ -129,23 +114,16 @@ pub struct Tx<'a> {
 }
 
 impl Tx<'_> {
-    /// Writes a row of the user's own.
-    pub fn put_own(&mut self, key: &str, value: &str) {
-        let map = Arc::make_mut(&mut self.view.0);
-        map.insert(bytes(OWN, &[key.as_bytes()]), value.into());
-    }
-
-    /// Reads a row of the user's own.
-    #[must_use]
-    pub fn own(&self, key: &str) -> Option<&[u8]> {
-        self.view.0.get(&bytes(OWN, &[key.as_bytes()])).map(Vec::as_slice)
+    /// The map, in which keys that begin with 255 are the user's own.
+    pub fn map(&mut self) -> &mut Map {
+        Arc::make_mut(&mut self.view.0)
     }
 }
 
 impl Load for View {
     type Error = BytesError;
 
-    fn load(&mut self, query: &Query) -> Result<Rows, BytesError> {
+    fn load(&mut self, query: &Query) -> Found<Rows> {
         answer(self, query)
     }
 }
@@ -153,13 +131,13 @@ impl Load for View {
 impl Load for Tx<'_> {
     type Error = BytesError;
 
-    fn load(&mut self, query: &Query) -> Result<Rows, BytesError> {
+    fn load(&mut self, query: &Query) -> Found<Rows> {
         answer(&self.view, query)
     }
 }
 
 impl Tables for Tx<'_> {
-    fn apply(&mut self, batch: &Batch) -> Result<Applied, BytesError> {
+    fn apply(&mut self, batch: &Batch) -> Found<Applied> {
         // First all guards, and what there is to remove and to put; then all of it is done.
         let (mut removed, mut put) = (Vec::new(), Vec::new());
         for change in batch.changes() {
@@ -180,17 +158,15 @@ impl Tables for Tx<'_> {
                 Write::Remove => removed.push(row_key(&key)),
             }
         }
-        let map = Arc::make_mut(&mut self.view.0);
-        for key in removed {
-            map.remove(&key);
-        }
+        let map = self.map();
+        removed.iter().for_each(|key| drop(map.remove(key)));
         map.extend(put);
         Ok(Applied::Written)
     }
 }
 
 impl Transaction for Tx<'_> {
-    fn commit(self) -> Result<(), BytesError> {
+    fn commit(self) -> Found<()> {
         *lock(self.committed) = self.view.0;
         Ok(())
     }
@@ -199,56 +175,38 @@ impl Transaction for Tx<'_> {
 impl RowByRow for View {
     type Error = BytesError;
 
-    fn row(&self, key: &Key) -> Result<Option<Cow<'_, Stored>>, BytesError> {
-        let key_bytes = row_key(key);
-        self.0.get(&key_bytes).map(|value| read(key.table(), &key_bytes, value)).transpose()
+    fn row(&self, key: &Key) -> Found<Option<Cow<'_, Stored>>> {
+        let bytes = row_key(key);
+        self.0.get(&bytes).map(|value| read(key.table(), &bytes, value)).transpose()
     }
 
-    fn rows_after(
-        &self,
-        table: Table,
-        after: Option<&Key>,
-    ) -> impl Iterator<Item = Result<Cow<'_, Stored>, BytesError>> {
-        let (from, after) = start(vec![table.number()], after.map(row_key));
-        self.with_prefix(vec![table.number()], from)
-            .filter(move |(key, _)| after.as_ref() != Some(key))
-            .map(move |(key, value)| read(table, key, value))
+    fn rows_after(&self, table: Table, after: Option<&Key>) -> impl Iterator<Item = Row<'_>> {
+        let from = behind(after.map(row_key));
+        self.range(vec![table.number()], from).map(move |(key, value)| read(table, key, value))
     }
 
-    fn due_from(
-        &self,
-        floor: Millis,
-    ) -> impl Iterator<Item = Result<(Millis, OrderingKey), BytesError>> {
+    fn due_from(&self, floor: Millis) -> impl Iterator<Item = Found<(Millis, OrderingKey)>> {
         let from = bytes(DUE, &[&floor.get().to_be_bytes()]);
-        self.with_prefix(vec![DUE], from).map(|(key, _)| {
-            let (due, lane) = key[1..].split_first_chunk().ok_or_else(|| damaged(key))?;
+        self.range(vec![DUE], from).map(|(key, _)| {
+            let (due, lane) =
+                key[1..].split_first_chunk().ok_or_else(|| damaged(key, "it is short"))?;
             Ok((Millis::new(u64::from_be_bytes(*due)), name(key, lane)?))
         })
     }
 
-    fn places_from(
-        &self,
-        lane: &OrderingKey,
-        sequence: u64,
-    ) -> impl Iterator<Item = Result<(u64, EventId), BytesError>> {
-        let prefix = bytes(PLACES, &[lane.as_str().as_bytes(), &[0]]);
-        let from = [prefix.as_slice(), &sequence.to_be_bytes()].concat();
-        let before = prefix.len();
-        self.with_prefix(prefix, from).map(move |(key, id)| {
-            let sequence = key[before..].try_into().map_err(|_| damaged(key))?;
-            Ok((u64::from_be_bytes(sequence), name(key, id)?))
+    fn places_from(&self, lane: &OrderingKey, from: u64) -> impl Iterator<Item = Place> {
+        let from = place(lane, from);
+        let lane = from[..from.len() - 8].to_vec();
+        self.range(lane, from).map(|(key, id)| {
+            let (_, sequence) =
+                key.split_last_chunk().ok_or_else(|| damaged(key, "it is short"))?;
+            Ok((u64::from_be_bytes(*sequence), name(key, id)?))
         })
     }
 
-    fn dead_after(
-        &self,
-        after: Option<&EventId>,
-    ) -> impl Iterator<Item = Result<EventId, BytesError>> {
-        let after = after.map(|id| bytes(DEAD, &[id.as_str().as_bytes()]));
-        let (from, after) = start(vec![DEAD], after);
-        self.with_prefix(vec![DEAD], from)
-            .filter(move |(key, _)| after.as_ref() != Some(key))
-            .map(|(key, _)| name(key, &key[1..]))
+    fn dead_after(&self, after: Option<&EventId>) -> impl Iterator<Item = Found<EventId>> {
+        let from = behind(after.map(|id| bytes(DEAD, &[id.as_str().as_bytes()])));
+        self.range(vec![DEAD], from).map(|(key, _)| name(key, &key[1..]))
     }
 
     fn inconsistent(&self, found: Inconsistent) -> BytesError {
@@ -258,26 +216,19 @@ impl RowByRow for View {
 
 impl View {
     /// What has this prefix, from this key on.
-    fn with_prefix(
-        &self,
-        prefix: Vec<u8>,
-        from: Vec<u8>,
-    ) -> impl Iterator<Item = (&Vec<u8>, &Vec<u8>)> {
+    fn range(&self, prefix: Vec<u8>, from: Vec<u8>) -> impl Iterator<Item = (&Vec<u8>, &Vec<u8>)> {
+        let from = from.max(prefix.clone());
         self.0.range(from..).take_while(move |(key, _)| key.starts_with(&prefix))
     }
 }
 
-/// Where to begin, and which key to leave out.
-fn start(prefix: Vec<u8>, after: Option<Vec<u8>>) -> (Vec<u8>, Option<Vec<u8>>) {
-    (after.clone().unwrap_or(prefix), after)
+/// The first key that can come after this one.
+fn behind(key: Option<Vec<u8>>) -> Vec<u8> {
+    key.map_or(Vec::new(), |key| [key.as_slice(), &[0]].concat())
 }
 
 fn bytes(first: u8, parts: &[&[u8]]) -> Vec<u8> {
     [&[first][..], &parts.concat()].concat()
-}
-
-fn format_key() -> Vec<u8> {
-    bytes(META, &[b"format"])
 }
 
 fn row_key(key: &Key) -> Vec<u8> {
@@ -286,36 +237,33 @@ fn row_key(key: &Key) -> Vec<u8> {
     bytes
 }
 
+fn place(lane: &OrderingKey, sequence: u64) -> Vec<u8> {
+    bytes(PLACES, &[lane.as_str().as_bytes(), &[0], &sequence.to_be_bytes()])
+}
+
 fn entry_bytes(entry: &IndexEntry) -> (Vec<u8>, Vec<u8>) {
     match entry {
         IndexEntry::Due(due, lane) => {
             (bytes(DUE, &[&due.get().to_be_bytes(), lane.as_str().as_bytes()]), Vec::new())
         }
-        IndexEntry::Place(lane, sequence, id) => {
-            let place = [lane.as_str().as_bytes(), &[0], &sequence.to_be_bytes()];
-            (bytes(PLACES, &place), id.as_str().into())
-        }
+        IndexEntry::Place(lane, sequence, id) => (place(lane, *sequence), id.as_str().into()),
         IndexEntry::Dead(id) => (bytes(DEAD, &[id.as_str().as_bytes()]), Vec::new()),
     }
 }
 
-fn read<'a>(table: Table, key: &[u8], value: &[u8]) -> Result<Cow<'a, Stored>, BytesError> {
-    let stored = codec::decode(table, &key[1..], value);
-    stored.map(Cow::Owned).map_err(|damaged| BytesError::Row { key: shown(key), damaged })
+fn read<'a>(table: Table, key: &[u8], value: &[u8]) -> Row<'a> {
+    let stored = codec::decode(table, &key[1..], value).map(Cow::Owned);
+    stored.map_err(|error| damaged(key, error))
 }
 
 /// A name in an index entry.
-fn name<T: for<'a> TryFrom<&'a str>>(key: &[u8], text: &[u8]) -> Result<T, BytesError> {
-    let text = std::str::from_utf8(text).map_err(|_| damaged(key))?;
-    T::try_from(text).map_err(|_| damaged(key))
+fn name<T: for<'a> TryFrom<&'a str, Error = Invalid>>(key: &[u8], text: &[u8]) -> Found<T> {
+    let text = std::str::from_utf8(text).map_err(|error| damaged(key, error))?;
+    T::try_from(text).map_err(|error| damaged(key, error))
 }
 
-fn damaged(key: &[u8]) -> BytesError {
-    BytesError::Entry(shown(key))
-}
-
-fn shown(key: &[u8]) -> String {
-    key.escape_ascii().to_string()
+fn damaged(key: &[u8], what: impl ToString) -> BytesError {
+    BytesError::Damaged(key.escape_ascii().to_string(), what.to_string())
 }
 
 /// The README, whose example is a test.

@@ -4,19 +4,24 @@ use std::error::Error;
 
 use twobox::codec::encode_key;
 use twobox::{
-    Fingerprint, Key, Load as _, Millis, Reader as _, Register, Request, Store as _, Table,
+    Due, Fingerprint, Key, Load as _, Millis, Query, Reader as _, Register, Request, Store as _,
+    Table,
 };
 use twobox_bytes::{BytesError, BytesStore, Map};
 use twobox_conformance::{ErrorOf, Harness, Reference, TxOf};
 
 struct Bytes(BytesStore);
 
+fn own(key: &str) -> Vec<u8> {
+    [&[255], key.as_bytes()].concat()
+}
+
 impl Harness for Bytes {
     type Store = BytesStore;
     const OWN_ROWS: bool = true;
 
     fn open() -> Self {
-        Self(BytesStore::new())
+        Self(BytesStore::default())
     }
 
     fn crash(self) -> Self {
@@ -28,12 +33,12 @@ impl Harness for Bytes {
     }
 
     fn put_own_row(tx: &mut TxOf<'_, Self>, key: &str, value: &str) -> Result<(), ErrorOf<Self>> {
-        tx.put_own(key, value);
+        tx.map().insert(own(key), value.into());
         Ok(())
     }
 
     fn own_row(tx: &mut TxOf<'_, Self>, key: &str) -> Result<Option<String>, ErrorOf<Self>> {
-        Ok(tx.own(key).map(|value| String::from_utf8_lossy(value).into_owned()))
+        Ok(tx.map().get(&own(key)).map(|value| String::from_utf8_lossy(value).into_owned()))
     }
 }
 
@@ -42,7 +47,7 @@ twobox_conformance::suite!(Bytes, pairs: 20, reference: Reference);
 /// A damaged row is an error that names its key, in each way of reading it, and never left out.
 #[test]
 fn a_damaged_row_is_an_error_that_names_it() -> Result<(), Box<dyn Error>> {
-    let store = BytesStore::new();
+    let store = BytesStore::default();
     let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
     store.run(Register::new(&request), Millis::new(1_000))?;
     let mut map = store.bytes();
@@ -60,11 +65,33 @@ fn a_damaged_row_is_an_error_that_names_it() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// An index entry whose row is gone is an error that names the row, and never left out: a lane that
+/// is due, and a dead event.
+#[test]
+fn what_is_missing_is_an_error_that_names_it() -> Result<(), Box<dyn Error>> {
+    let mut map = BytesStore::default().bytes();
+    map.insert([&[100][..], &1_u64.to_be_bytes(), b"lane-1"].concat(), Vec::new());
+    map.insert([&[102][..], b"event-1"].concat(), Vec::new());
+    let mut view = BytesStore::open(map)?.view()?;
+    let due =
+        Due { now: Millis::new(9), floor: Millis::new(0), lanes: 9, run: 9, events: 9, bytes: 9 };
+    let asked = [
+        (Query::Due(due), "lanes lane-1"),
+        (Query::Stats { now: Millis::new(9) }, "lanes lane-1"),
+        (Query::Dead { after: None, limit: 9 }, "events event-1"),
+    ];
+    for (query, key) in asked {
+        let error = view.load(&query).unwrap_err();
+        assert!(matches!(&error, BytesError::Inconsistent(found) if found.key.to_string() == key));
+    }
+    Ok(())
+}
+
 /// Bytes of another program, or another version, are refused.
 #[test]
 fn the_format_is_checked() {
     assert_eq!(BytesStore::open(Map::new()).unwrap_err(), BytesError::Format);
-    let mut map = BytesStore::new().bytes();
+    let mut map = BytesStore::default().bytes();
     map.values_mut().for_each(|version| version.push(0));
     assert_eq!(BytesStore::open(map).unwrap_err(), BytesError::Format);
 }
