@@ -96,8 +96,8 @@ impl Store for BytesStore {
     type Tx<'a> = Tx<'a>;
 
     fn begin(&self) -> Found<Tx<'_>> {
-        let writer = lock(&self.writer);
-        Ok(Tx { view: self.view()?, committed: &self.committed, _writer: writer })
+        // In this order: what it begins with is what the last writer has left.
+        Ok(Tx { _writer: lock(&self.writer), view: self.view()?, committed: &self.committed })
     }
 }
 
