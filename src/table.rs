@@ -69,6 +69,23 @@ impl Table {
             Self::Calls => "calls",
         }
     }
+
+    /// A number that stays what it is, in each version: for keys of stores that keep all tables in
+    /// one. It sorts as the table does.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Requests => 1,
+            Self::Orders => 2,
+            Self::Events => 3,
+            Self::Outbox => 4,
+            Self::Lanes => 5,
+            Self::Inbox => 6,
+            Self::Effects => 7,
+            Self::Positions => 8,
+            Self::Calls => 9,
+        }
+    }
 }
 
 impl fmt::Display for Table {

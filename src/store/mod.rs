@@ -21,6 +21,7 @@ pub mod asynchronous;
 
 mod driver;
 mod reading;
+mod row_by_row;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -45,6 +46,7 @@ use crate::upkeep::DeadLetter;
 use reading::readings;
 
 pub use driver::{Call, NoCall, drive};
+pub use row_by_row::{Inconsistent, RowByRow, answer};
 
 /// What can go wrong in a store.
 ///
