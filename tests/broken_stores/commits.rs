@@ -1,8 +1,8 @@
 //! Stores that lose what was committed, keep what was not, or show what is not there yet.
 
 use super::{Defect, RIGHT, Way};
+use crate::defect::does;
 use crate::defects;
-use crate::store::does;
 use twobox::Change;
 
 defects! {

@@ -1,8 +1,8 @@
 //! Stores whose index does not follow the rows: an entry that stays, or goes, at some change.
 
 use super::{Defect, RIGHT, Way};
+use crate::defect::does;
 use crate::defects;
-use crate::store::does;
 use twobox::{DeliveryState, EventState, Record};
 
 fn dead(record: &Record) -> bool {
