@@ -64,6 +64,7 @@ pub(crate) enum Way {
     PanicCommits,
     DropCommits,
     ViewIsLive,
+    AnswersAreTorn,
     ViewSeesUncommitted,
     WritersDoNotWait,
     WritersMeetConflicts,

@@ -21,7 +21,9 @@ use twobox::{
 use crate::failure::{Failure, ensure, short};
 use crate::harness::Harness;
 
-pub use beside::{a_view_is_a_snapshot, revisions_go_on, two_writers_lose_nothing};
+pub use beside::{
+    a_view_is_a_snapshot, an_answer_is_of_one_moment, revisions_go_on, two_writers_lose_nothing,
+};
 pub(crate) use compare::{same, same_answer};
 pub use damage::{a_damaged_row_is_an_error, another_format_is_refused};
 pub use drivers::{
@@ -54,6 +56,7 @@ macro_rules! each_contract {
             own_rows_are_kept_as_the_harness_says a_view_is_a_snapshot two_writers_lose_nothing
             revisions_go_on answers_and_batches_of_any_size keys_of_any_length bodies_of_any_size
             columns_are_kept_apart readings_are_answers
+            an_answer_is_of_one_moment
         }
     };
 }
