@@ -191,6 +191,18 @@ defects! {
                 rows.next = rows.rows.first().map(|row| row.record.key());
             }
         }, ..RIGHT };
+    a_purge_ends_where_there_is_nothing_for_a_while: "contract::answers_are_those_of_the_model",
+        ["what is finished", "is missing"],
+        Defect { answer: |query, rows, disk| {
+            let Query::Finished(Finished { table, after, limit, .. }) = query else { return };
+            let all = all_of(disk, *table).rows.into_iter().map(|row| row.record.key());
+            let looked: Vec<Key> =
+                all.filter(|key| Some(key) > after.as_ref()).take(*limit).collect();
+            rows.rows.retain(|row| looked.contains(&row.record.key()));
+            rows.deliveries.retain(|next| looked.contains(&Key::Event(next.id.clone())));
+            let found = rows.rows.len() + rows.deliveries.len() > 0;
+            rows.next = looked.last().filter(|_| found).cloned();
+        }, ..RIGHT };
     counts_forget_the_dead: "contract::answers_are_those_of_the_model",
         ["the answer to Stats", "the counts are"],
         Defect { answer: |_, rows, _| rows.stats.all.dead = 0, ..RIGHT };
