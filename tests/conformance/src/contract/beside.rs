@@ -91,7 +91,7 @@ pub fn an_answer_is_of_one_moment<H: Harness>() -> Result<(), Failure> {
         Ok::<_, Failure>(vec![put(Expect::Absent, event), put(expect, lane)])
     };
     let id = EventId::new("e1").map_err(Failure::new)?;
-    let (store, done) = (harness.store(), AtomicBool::new(false));
+    let (store, done) = (harness.store(), &AtomicBool::new(false));
     let ask = || {
         for _ in 0..LOADS {
             let (now, floor, all) = (Millis::new(50), Millis::new(0), usize::MAX);
@@ -117,7 +117,8 @@ pub fn an_answer_is_of_one_moment<H: Harness>() -> Result<(), Failure> {
         Ok(())
     };
     thread::scope(|threads| {
-        let writer = threads.spawn(|| {
+        let (begins, begun) = channel();
+        let writer = threads.spawn(move || {
             for place in 1..=COMMITS {
                 if done.load(Ordering::Relaxed) {
                     break;
@@ -125,9 +126,11 @@ pub fn an_answer_is_of_one_moment<H: Harness>() -> Result<(), Failure> {
                 let mut tx = store.begin().map_err(Failure::store)?;
                 write(&mut tx, append(place)?)?;
                 tx.commit().map_err(Failure::store)?;
+                let _nobody_waits = begins.send(());
             }
             Ok(())
         });
+        let _it_writes = begun.recv_timeout(BEGINNING);
         let asked = ask();
         done.store(true, Ordering::Relaxed);
         let written = writer.join().unwrap_or_else(|_| Err(Failure::new("the store panicked")));
@@ -137,7 +140,10 @@ pub fn an_answer_is_of_one_moment<H: Harness>() -> Result<(), Failure> {
 
 /// How long a writer waits for the other one to have read. In a store with one writer that other
 /// one waits as well, for the transaction.
-const PATIENCE: Duration = Duration::from_millis(40);
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How long a thread may take to begin.
+const BEGINNING: Duration = Duration::from_secs(10);
 
 /// What a writer does with the row that it has read.
 type Writes = fn(&str, Option<&Stored>) -> Result<Change, Failure>;
@@ -170,7 +176,7 @@ fn renew_or_append(name: &str, found: Option<&Stored>) -> Result<Change, Failure
 }
 
 /// Two writers lose nothing of each other: each reads, waits until the other one has read as well,
-/// and writes; one of them waits, or meets a conflict and begins again. So it is for one row that
+/// and writes, one after the other; one of them waits, or meets a conflict and begins again. So it is for one row that
 /// both change, for a lane that one changes under its token, and for two rows.
 ///
 /// # Errors
@@ -241,6 +247,8 @@ fn writer<S: Store>(
         true => Ok(()),
         false => Err(Failure::store(error)),
     };
+    let _other_is_there = other.send(());
+    let _it_begins = others.recv_timeout(BEGINNING);
     for try_number in 0..100 {
         let mut tx = match store.begin() {
             Ok(tx) => tx,
@@ -262,7 +270,11 @@ fn writer<S: Store>(
         };
         if try_number == 0 {
             let _other_is_done = other.send(());
-            let _it_waits = others.recv_timeout(PATIENCE);
+            let _it_has_read = others.recv_timeout(PATIENCE);
+            // The first one writes when the second one has committed, and hangs up.
+            if name == "a" {
+                let _it_has_committed = others.recv_timeout(PATIENCE);
+            }
         }
         match tx.apply(&batch(vec![writes(name, found.first())?])?) {
             Ok(Applied::Written) => match tx.commit() {
