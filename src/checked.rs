@@ -1,5 +1,5 @@
-//! Settings that have been found to go together: what is refused when settings are made cannot be
-//! used later (P7, F10).
+//! Settings that have been found to go together: what the check refuses cannot be used later (P7,
+//! F10).
 
 use core::ops::Deref;
 

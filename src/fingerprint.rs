@@ -1,9 +1,9 @@
 //! Fingerprints: what a request key is bound to (P1, F23).
 //!
-//! A fingerprint is the SHA-256 of a canonical form of the parameters, so that a retry that says
-//! the same in another order is the same request, and anything else is another one. Beside the
-//! digest it keeps the beginning of the canonical form, for an operator who has to see what a key
-//! is bound to. Leave secrets out of parameters.
+//! A fingerprint is the SHA-256 of a canonical form of the parameters: a retry that gives the same
+//! in another order is the same request, and anything else is a different one. Beside the digest it
+//! keeps the beginning of the canonical form, for an operator who has to see what a key is bound
+//! to. Leave secrets out of parameters.
 
 use alloc::string::String;
 use alloc::sync::Arc;

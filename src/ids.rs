@@ -1,7 +1,7 @@
 //! Names and limits: every text that becomes part of a key, and the one place where bad input is
 //! refused.
 //!
-//! A value of these types is right once it is made, so nothing behind the constructors checks
+//! A value of these types is valid once it is made, so nothing behind the constructors checks
 //! again. The rules are the same for all of them: at least one byte, at most the stated number of
 //! bytes of UTF-8, no control characters (a NUL would end a text in some stores and is our
 //! separator in keys). Upper and lower case differ, nothing is trimmed, and the order is that of
@@ -218,8 +218,8 @@ name!(
     Scope, "scope", 128
 );
 name!(
-    /// The caller's name for one intention (the idempotency key): kept for a retry, changed to do
-    /// it once more.
+    /// The caller's name for one intention, the idempotency key: the same for a retry, a new one to
+    /// do it again.
     RequestId, "request id", 128
 );
 name!(
@@ -302,7 +302,7 @@ impl Reason {
     /// The largest length in bytes.
     pub const MAX: usize = 512;
 
-    /// Makes a reason of what there is to say.
+    /// Makes a reason from anything that can be displayed.
     #[must_use]
     pub fn new(text: impl fmt::Display) -> Self {
         Self(fit(&alloc::format!("{text}"), Self::MAX))

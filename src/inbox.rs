@@ -12,8 +12,12 @@ use crate::event::Body;
 use crate::flow::{Called, ReceiveFlow};
 use crate::ids::{Consumer, Reason};
 use crate::message::Message;
-use crate::store::asynchronous::{self, AsyncCall, AsyncReader, AsyncStore, AsyncWriting};
-use crate::store::{Call, Reader, RunError, Store, Tables, Writing, drive};
+use crate::store::asynchronous::{
+    self, AsyncCall, AsyncLoad, AsyncReader, AsyncStore, AsyncWriting,
+};
+use crate::store::{
+    Call, Reader, RunError, Store, StoreError, Tables, Writing, drive, is_conflict,
+};
 use crate::time::Millis;
 use crate::transition::receive::{ContentDiffers, CountFailure, Receive};
 
@@ -28,7 +32,7 @@ pub struct Inbox<R> {
     reception: Reception,
 }
 
-/// How a consumer receives.
+/// How a consumer receives, as its inbox was told: see [`Inbox::reception`].
 #[derive(Debug, Clone)]
 pub struct Reception {
     consumer: Consumer,
@@ -55,14 +59,14 @@ impl Reception {
     }
 }
 
-/// What a handler made of an event.
+/// What a handler did about an event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Handled {
     /// It is done; what was written goes into the commit.
     Done,
     /// It is done, and this is recorded in the table of effects.
     Effect(Body),
-    /// Not now: nothing is written, not even that it came, and it is to come again (F9).
+    /// Not now: nothing is written, not even that the event arrived, and it is to come again (F9).
     Defer(Reason),
 }
 
@@ -82,9 +86,9 @@ pub enum Receipt {
     /// The handler failed; that was counted, its effect was rolled back, and the event is to come
     /// again.
     Failed(Reason),
-    /// It has failed too often and is set aside with its last reason; it need not come again.
+    /// It has failed too often and is set aside, with the last reason; it need not come again.
     Poisoned,
-    /// It has other content than what was received under its id.
+    /// Its content differs from what was received under its id.
     Refused(ContentDiffers),
 }
 
@@ -107,6 +111,12 @@ impl<R> Inbox<R> {
         self
     }
 
+    /// How it receives, for whoever drives a [`ReceiveFlow`] by themselves.
+    #[must_use]
+    pub const fn reception(&self) -> &Reception {
+        &self.reception
+    }
+
     /// Holds an event back until the one that was published before it in its ordering key has been
     /// applied or set aside. The ordering keys of all senders to this consumer must then differ.
     #[must_use]
@@ -127,13 +137,15 @@ impl<R: Deref<Target: Store>> Inbox<R> {
     /// Receives an event: if it comes for the first time, `handler` runs in the transaction that
     /// marks it as applied.
     ///
-    /// An error of the handler rolls back what it wrote and is counted; a panic rolls back and is
-    /// not caught. The handler may run more than once, if the transaction meets another one.
+    /// An error of the handler rolls back what it wrote and counts as a failure; a panic rolls back
+    /// and is not caught. The handler may run more than once, if the transaction conflicts with
+    /// another one: a conflict of the store, also one that the handler returns, boxed or not, is no
+    /// failure of it.
     ///
     /// # Errors
     ///
     /// Only the store's: the event must come again.
-    pub fn receive<E: fmt::Display>(
+    pub fn receive<E: fmt::Display + 'static>(
         &self,
         message: &Message,
         now: Millis,
@@ -150,7 +162,7 @@ impl<R: Deref<Target: Store>> Inbox<R> {
     ///
     /// Only the store's: all of them must come again, and those that were applied are duplicates
     /// then.
-    pub fn receive_batch<E: fmt::Display>(
+    pub fn receive_batch<E: fmt::Display + 'static>(
         &self,
         messages: &[Message],
         now: Millis,
@@ -164,7 +176,7 @@ impl<R: Deref<Target: Store>> Inbox<R> {
 /// What an async consumer does about an event.
 pub trait AsyncHandler<X>: Send {
     /// Why it failed.
-    type Error: fmt::Display;
+    type Error: fmt::Display + 'static;
 
     /// Does it, in the transaction that marks the event as applied.
     fn handle(
@@ -176,12 +188,12 @@ pub trait AsyncHandler<X>: Send {
 
 impl<R: Deref<Target: AsyncStore>> Inbox<R> {
     /// As [`Inbox::receive_batch`], on an async store. The future is `Send`, as that of
-    /// [`AsyncStore::write`] is.
+    /// [`asynchronous::write`] is.
     ///
     /// # Errors
     ///
     /// As there.
-    pub async fn receive_async<E: fmt::Display>(
+    pub async fn receive_async<E: fmt::Display + 'static>(
         &self,
         messages: &[Message],
         now: Millis,
@@ -220,11 +232,13 @@ fn only(mut receipts: Vec<Receipt>) -> Receipt {
 }
 
 /// What a handler made of an event, as a flow is told.
-fn called<E: fmt::Display>(handled: Result<Handled, E>) -> Called {
+fn called<S: StoreError, E: fmt::Display + 'static>(handled: Result<Handled, E>) -> Called {
     match handled {
         Ok(Handled::Done) => Called::Done,
         Ok(Handled::Effect(body)) => Called::Effect(body),
         Ok(Handled::Defer(reason)) => Called::Defer(reason),
+        // The store's doing, and not the consumer's: it counts against no event.
+        Err(error) if is_conflict::<S, E>(&error) => Called::Conflict(None),
         Err(error) => Called::Failed(Reason::new(error)),
     }
 }
@@ -241,13 +255,13 @@ impl<X, H, E> Call<X> for Handling<'_, H>
 where
     X: Tables,
     H: FnMut(&mut Writing<'_, X>, &Message) -> Result<Handled, E>,
-    E: fmt::Display,
+    E: fmt::Display + 'static,
 {
     fn call(&mut self, tx: &mut X, n: usize) -> Called {
         let mut writing = Writing::new(tx, self.now);
         let handled = (self.handler)(&mut writing, &self.messages[n]);
         self.touched = writing.touched();
-        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+        writing.conflict().map_or_else(|| called::<X::Error, _>(handled), Called::Conflict)
     }
 
     fn touched(&self) -> bool {
@@ -267,23 +281,25 @@ struct Typed<'h, H>(&'h mut H);
 
 impl<X, F, E> AsyncCall<X> for AsyncHandling<'_, Closure<F>>
 where
+    X: AsyncLoad,
     F: AsyncFnMut(&mut AsyncWriting<'_, X>, &Message) -> Result<Handled, E>,
-    E: fmt::Display,
+    E: fmt::Display + 'static,
 {
     async fn call(&mut self, tx: &mut X, n: usize) -> Called {
         let mut writing = AsyncWriting::new(tx, self.now);
         let handled = (self.handler.0)(&mut writing, &self.messages[n]).await;
-        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+        writing.conflict().map_or_else(|| called::<X::Error, _>(handled), Called::Conflict)
     }
 }
 
 impl<X, H> AsyncCall<X> for AsyncHandling<'_, Typed<'_, H>>
 where
+    X: AsyncLoad,
     H: AsyncHandler<X>,
 {
     async fn call(&mut self, tx: &mut X, n: usize) -> Called {
         let mut writing = AsyncWriting::new(tx, self.now);
         let handled = self.handler.0.handle(&mut writing, &self.messages[n]).await;
-        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+        writing.conflict().map_or_else(|| called::<X::Error, _>(handled), Called::Conflict)
     }
 }

@@ -67,7 +67,4 @@ pub use transition::receive::{
 };
 pub use transition::register::{ParametersDiffer, Register, Registered, Request};
 pub use transition::settle::{Ending, Renew, Renewed, Settle, Settled, Settlement};
-pub use upkeep::{
-    DeadLetter, dead_letters, dead_letters_async, purge_all, purge_all_async, redrive_all,
-    redrive_all_async,
-};
+pub use upkeep::{DeadLetter, purge_all, purge_all_async, redrive_all, redrive_all_async};

@@ -23,8 +23,8 @@ use crate::policy::DeliveryPolicy;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Retention {
-    /// Events that are confirmed, cancelled or discarded, with their payloads, and lanes in which
-    /// nothing has happened for as long. Default 7 days.
+    /// Events that are cancelled or discarded, from then on, and confirmed ones, from their commit
+    /// on; and lanes in which nothing has happened for as long. Default 7 days.
     pub events: Duration,
     /// Inbox rows of applied events, with their effects, and finished calls: how long a consumer
     /// knows a redelivery again. Default 30 days.
@@ -37,7 +37,7 @@ pub struct Retention {
     pub orders: Option<Duration>,
     /// Positions of consumers that ask for order, or `None` to keep them for ever. Default `None`.
     /// A consumer whose position is gone waits for ever, unless the sender has forgotten the lane
-    /// before; so this must be longer than the senders' retention of events, by more than the time
+    /// first; so this must be longer than the senders' retention of events, by more than the time
     /// between two of their purges.
     pub positions: Option<Duration>,
 }
@@ -108,7 +108,8 @@ impl Retention {
 
 impl Checked<Retention> {
     /// How long after its commit a dead event may be redriven without a consumer having forgotten
-    /// it (F10): what is redriven at the end of it is still known when it is dead again.
+    /// it (F10): an event that is redriven at the end of this time is still known when it is dead
+    /// again.
     #[must_use]
     pub fn redrive_window(&self) -> RedriveWindow {
         RedriveWindow(self.inbox.saturating_sub(self.against().longest_retry()))

@@ -1,70 +1,26 @@
 //! What an operator or a timer does to a whole store, page by page: look at dead letters, redrive
-//! them, purge what is past (P3, P7).
+//! them, and purge what is past its retention (P3, P7).
 
-use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::num::NonZeroU16;
 
-use crate::boundary::Query;
 use crate::checked::Checked;
 use crate::flow::{PurgeFlow, RedriveFlow};
 use crate::ids::{EventId, EventType};
 use crate::retention::{RedriveWindow, Retention};
-use crate::store::asynchronous::{self, AsyncLoad, AsyncStore};
-use crate::store::{Load, NoCall, RunError, Store, drive};
+use crate::store::asynchronous::{self, AsyncStore};
+use crate::store::{NoCall, RunError, Store, drive};
 use crate::table::OutboxRow;
 use crate::time::Millis;
 use crate::transition::operator::Operated;
 
-/// A dead event: which, since when, and why.
+/// A dead event: which, since when, and why. See [`Load::dead_letters`](crate::Load::dead_letters).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DeadLetter {
-    /// The event. Its envelope and payload are a row of their own, to be read with [`Query::rows`].
+    /// The event. Its envelope and payload are a row of their own, to be read with [`Load::event`](crate::Load::event).
     pub event: EventId,
     /// Its type, its state with the time, its starts and failures, and the last reason.
     pub row: OutboxRow,
-}
-
-/// The dead events with an id after `after`, at most `limit`, in the order of their ids. To redrive
-/// or discard some of them, see [`Redrive`] and [`Discard`](crate::Discard).
-///
-/// # Errors
-///
-/// The store's own.
-///
-/// ```
-/// use twobox::{Reader, dead_letters};
-/// use twobox_memory::MemoryStore;
-///
-/// let store = MemoryStore::new();
-/// for letter in dead_letters(&mut store.view()?, None, 100)? {
-///     println!("{} {}: {:?}", letter.event, letter.row.event_type, letter.row.reason);
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn dead_letters<L: Load>(
-    tables: &mut L,
-    after: Option<EventId>,
-    limit: usize,
-) -> Result<Vec<DeadLetter>, L::Error> {
-    tables.load(&Query::Dead { after, limit }).map(letters)
-}
-
-/// As [`dead_letters`], in an async store.
-///
-/// # Errors
-///
-/// As there.
-pub async fn dead_letters_async<L: AsyncLoad>(
-    tables: &mut L,
-    after: Option<EventId>,
-    limit: usize,
-) -> Result<Vec<DeadLetter>, L::Error> {
-    tables.load(&Query::Dead { after, limit }).await.map(letters)
-}
-
-fn letters(rows: crate::Rows) -> Vec<DeadLetter> {
-    rows.deliveries.into_iter().map(DeadLetter::from).collect()
 }
 
 impl From<crate::Delivery> for DeadLetter {
@@ -74,7 +30,8 @@ impl From<crate::Delivery> for DeadLetter {
 }
 
 /// Redrives all dead events, or all of one type, in transactions of at most 256 each. `window` is
-/// as in [`Redrive::new`]; what is past it is refused, and stands in the answer.
+/// as in [`Redrive::new`](crate::Redrive::new); what is past it is refused, and stands in the
+/// answer.
 ///
 /// # Errors
 ///

@@ -107,7 +107,7 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         ("limits", "EventId::MAX", number(EventId::MAX, "bytes")),
         ("limits", "Reason::MAX", number(Reason::MAX, "bytes")),
         ("limits", "Retention::SHORTEST", ms(Retention::SHORTEST)),
-        ("limits", "CONFLICT_TRIES", number(twobox::store::CONFLICT_TRIES, "times")),
+        ("limits", "CONFLICT_TRIES", number(twobox::flow::CONFLICT_TRIES, "times")),
     ];
     rows.into_iter()
         .map(|(section, name, row)| ((section.to_string(), name.to_string()), row))

@@ -1,7 +1,8 @@
-//! What a store answers to a query: rows, lanes with what is pending in them, events with how they
-//! stand.
+//! What a store answers to a query: rows, lanes with their pending events, and events with their
+//! delivery state.
 
 use alloc::vec::Vec;
+use core::cmp::Ordering;
 use core::iter::Peekable;
 use core::slice;
 
@@ -9,16 +10,17 @@ use crate::event::{Body, Event};
 use crate::ids::{Consumer, EventId, OrderId, OrderingKey, RequestKey};
 use crate::stats::Stats;
 use crate::table::{
-    CallRow, EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, OutboxRow, PositionRow,
-    Record, RequestRow, Revision, Stored,
+    CallRow, EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, OutboxRow, Parts, PositionRow,
+    Record, RequestRow, Revision, Stored, Table,
 };
 
-/// The answer to a [`Query`](crate::Query), which says what is in it, and in which order.
+/// The answer to a [`Query`](crate::Query). The query's documentation says what is in it, and in
+/// which order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rows {
     /// Rows of tables.
     pub rows: Vec<Stored>,
-    /// Events, and how they stand.
+    /// Events with their delivery state.
     pub deliveries: Vec<Delivery>,
     /// Lanes, and what is pending in them.
     pub lanes: Vec<Lane>,
@@ -28,7 +30,7 @@ pub struct Rows {
     pub stats: Stats,
 }
 
-/// How an event stands in its lane.
+/// An event with its delivery state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Delivery {
     /// The event.
@@ -86,6 +88,30 @@ pub(crate) fn seek<'a>(
     lanes.peek().copied().filter(|lane| lane.key == *key)
 }
 
+/// The rows of lanes in an answer with rows in the order of their keys; to be asked for in that
+/// order too.
+pub(crate) struct LaneRows<'a>(slice::Iter<'a, Stored>);
+
+impl<'a> LaneRows<'a> {
+    pub(crate) fn of(rows: &'a Rows) -> Self {
+        let first = rows.rows.partition_point(|row| row.record.table() < Table::Lanes);
+        Self(rows.rows[first..].iter())
+    }
+
+    /// The row of the lane with this key, which is not before the one that was asked for last.
+    pub(crate) fn seek(&mut self, key: &OrderingKey) -> Option<&'a LaneRow> {
+        while let Some(Stored { record: Record::Lane(there, row), .. }) = self.0.as_slice().first()
+        {
+            match there.cmp(key) {
+                Ordering::Less => drop(self.0.next()),
+                Ordering::Equal => return Some(row),
+                Ordering::Greater => return None,
+            }
+        }
+        None
+    }
+}
+
 impl Rows {
     /// The answer with these rows of tables.
     #[must_use]
@@ -96,8 +122,12 @@ impl Rows {
     /// The row with this key, in rows that are in the order of their keys.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<&Stored> {
+        self.find(key.parts())
+    }
+
+    fn find(&self, key: Parts<'_>) -> Option<&Stored> {
         debug_assert!(self.rows.is_sorted_by(|a, b| a.record.parts() < b.record.parts()));
-        let at = self.rows.binary_search_by(|stored| stored.record.parts().cmp(&key.parts()));
+        let at = self.rows.binary_search_by(|stored| stored.record.parts().cmp(&key));
         at.ok().map(|at| &self.rows[at])
     }
 }
@@ -109,7 +139,7 @@ macro_rules! rows_by_key {
             $(#[$doc])*
             #[must_use]
             pub fn $name(&self, $($arg: &$type),+) -> Option<(&$row, Revision)> {
-                let stored = self.get(&$key)?;
+                let stored = self.find($key)?;
                 if let $pattern = &stored.record { Some(($found, stored.revision)) } else { None }
             }
         )+}
@@ -119,25 +149,25 @@ macro_rules! rows_by_key {
 rows_by_key! {
     /// A request.
     request(key: RequestKey) -> RequestRow:
-        Key::Request(key.clone()), Record::Request(_, row) => row;
+        (Table::Requests, key.scope.as_str(), key.id.as_str()), Record::Request(_, row) => row;
     /// An order.
-    order(id: OrderId) -> OrderRow: Key::Order(id.clone()), Record::Order(_, row) => row;
+    order(id: OrderId) -> OrderRow: (Table::Orders, id.as_str(), ""), Record::Order(_, row) => row;
     /// An event with its place.
-    event(id: EventId) -> EventRow: Key::Event(id.clone()), Record::Event(row) => row;
+    event(id: EventId) -> EventRow: (Table::Events, id.as_str(), ""), Record::Event(row) => row;
     /// What happened to an event.
-    outbox(id: EventId) -> OutboxRow: Key::Outbox(id.clone()), Record::Outbox(_, row) => row;
+    outbox(id: EventId) -> OutboxRow: (Table::Outbox, id.as_str(), ""), Record::Outbox(_, row) => row;
     /// A lane.
-    lane(key: OrderingKey) -> LaneRow: Key::Lane(key.clone()), Record::Lane(_, row) => row;
+    lane(key: OrderingKey) -> LaneRow: (Table::Lanes, key.as_str(), ""), Record::Lane(_, row) => row;
     /// What a consumer received.
     inbox(consumer: Consumer, event: EventId) -> InboxRow:
-        Key::Inbox(consumer.clone(), event.clone()), Record::Inbox(_, _, row) => row;
+        (Table::Inbox, consumer.as_str(), event.as_str()), Record::Inbox(_, _, row) => row;
     /// An effect.
     effect(consumer: Consumer, event: EventId) -> Body:
-        Key::Effect(consumer.clone(), event.clone()), Record::Effect(_, _, body) => body;
+        (Table::Effects, consumer.as_str(), event.as_str()), Record::Effect(_, _, body) => body;
     /// How far a consumer has come.
     position(consumer: Consumer, key: OrderingKey) -> PositionRow:
-        Key::Position(consumer.clone(), key.clone()), Record::Position(_, _, row) => row;
+        (Table::Positions, consumer.as_str(), key.as_str()), Record::Position(_, _, row) => row;
     /// A call.
     call(consumer: Consumer, event: EventId) -> CallRow:
-        Key::Call(consumer.clone(), event.clone()), Record::Call(_, _, row) => row;
+        (Table::Calls, consumer.as_str(), event.as_str()), Record::Call(_, _, row) => row;
 }

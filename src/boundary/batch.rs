@@ -62,8 +62,8 @@ pub enum Change {
         /// Which row.
         key: Key,
     },
-    /// Change a lane, if it is leased under this token.
-    /// [`LaneRow::edited`](crate::LaneRow::edited) says what becomes of it; its revision grows.
+    /// Change a lane, if it is leased under this token. [`LaneRow::edited`](crate::LaneRow::edited)
+    /// gives the row after it; its revision grows by one.
     Lane {
         /// Which lane.
         key: OrderingKey,
@@ -141,13 +141,19 @@ impl Batch {
         Self { changes: Vec::with_capacity(changes), may_be_lost: false }
     }
 
+    /// Makes room for so many changes more, and for no others.
+    pub(crate) fn reserve(&mut self, changes: usize) {
+        self.changes.reserve_exact(changes);
+    }
+
     /// The changes, in the order of their keys.
     #[must_use]
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// Changes in any order; for tests of adapters, since a transition makes its own batch.
+    /// A batch of changes given in any order. It is for tests of adapters: a transition makes its
+    /// own batch.
     ///
     /// # Errors
     ///

@@ -44,6 +44,7 @@ impl<'a> ExchangeFlow<'a> {
     }
 
     fn begin(&mut self) -> Next {
+        self.tries.begun();
         (self.settled, self.claimed, self.wrote) = (None, None, false);
         match &self.settle {
             None => self.look_for_more(),

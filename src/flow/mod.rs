@@ -129,9 +129,13 @@ struct Tries {
 }
 
 impl Tries {
+    /// A transaction has begun, perhaps anew: a conflict of an earlier run of it counts no more.
+    fn begun(&mut self) {
+        self.last = None;
+    }
+
     /// A conflict was met: the transaction is rolled back, and then see [`Tries::again`].
     fn conflict<T>(&mut self, key: Option<Key>) -> Ask<T> {
-        self.conflicts += 1;
         self.last = Some(key);
         Ask::RollBack
     }
@@ -139,6 +143,7 @@ impl Tries {
     /// After a transaction has ended: whether that was for a conflict, and then what to do.
     fn again<T, R>(&mut self) -> Option<Ask<Result<T, Stop<R>>>> {
         let key = self.last.take()?;
+        self.conflicts += 1;
         let tired = self.conflicts > CONFLICT_TRIES;
         Some(if tired { Ask::Done(Err(Stop::Conflict(key))) } else { Ask::Begin })
     }

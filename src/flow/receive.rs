@@ -3,8 +3,10 @@
 //! What a handler wrote before it failed cannot be told apart from what the others wrote, so all is
 //! rolled back, and the handlers that did not fail run once more, without it. If one of these fails
 //! then, nothing of them is committed, and they are to come again: no handler runs more than twice
-//! in one delivery, but for conflicts.
+//! in one delivery, but for conflicts. Of an event that stands twice in a batch, only one has its
+//! turn.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::convert::Infallible;
 
@@ -18,9 +20,10 @@ use crate::time::Millis;
 use crate::transition::receive::{ContentDiffers, FailureCounted, Receive, Received};
 
 /// What is known of an event from an earlier round, so that its handler does not run again.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 enum Known {
     /// Its handler is to run.
+    #[default]
     Nothing,
     /// Its handler ran in the first round, and what it did was rolled back.
     Ran,
@@ -29,16 +32,48 @@ enum Known {
 }
 
 /// Receives several events in one commit, and answers for each in their order.
+/// [`Inbox::receive_batch`](crate::Inbox::receive_batch) drives it with a closure.
+///
+/// ```
+/// use twobox::flow::{Called, ReceiveFlow};
+/// use twobox::store::{Call, drive};
+/// use twobox::{Consumer, Inbox, Message, Millis, Receipt, Store};
+/// use twobox_memory::MemoryStore;
+///
+/// /// Calls the handler of each event by its number in the batch.
+/// struct Print<'m>(&'m [Message]);
+///
+/// impl<X> Call<X> for Print<'_> {
+///     fn call(&mut self, _tx: &mut X, n: usize) -> Called {
+///         println!("{}", self.0[n].event.id);
+///         Called::Done
+///     }
+/// }
+///
+/// fn receive(store: &impl Store, messages: &[Message], now: Millis) -> Vec<Receipt> {
+///     let inbox = Inbox::new(store, Consumer::new("loyalty").unwrap()).in_order();
+///     let flow = ReceiveFlow::new(inbox.reception(), messages, now);
+///     drive(store, flow, &mut Print(messages)).unwrap()
+/// }
+/// assert!(receive(&MemoryStore::new(), &[], Millis::new(1_000)).is_empty());
+/// ```
 #[derive(Debug, Clone)]
 pub struct ReceiveFlow<'a> {
     reception: &'a Reception,
     messages: &'a [Message],
     now: Millis,
     known: Vec<Known>,
-    /// Rounds that were rolled back, since a handler failed in them.
+    /// Rounds that were rolled back, since a handler failed in them. What a round has found is
+    /// known only once it has ended: a transaction that is run anew, or that met a conflict, may
+    /// have shown a handler what was never committed.
     rounds: u32,
     tries: Tries,
+    /// For each event that stands more than once, where it stands first.
+    twins: BTreeMap<usize, usize>,
     // Of this round.
+    found: Vec<(usize, Known)>,
+    /// Where each event that stands more than once had its turn.
+    turns: BTreeMap<usize, usize>,
     receives: Vec<Receive>,
     overlay: Overlay,
     receipts: Vec<Receipt>,
@@ -57,6 +92,9 @@ impl<'a> ReceiveFlow<'a> {
             messages,
             now,
             known: messages.iter().map(|_| Known::Nothing).collect(),
+            twins: twins(messages),
+            found: Vec::new(),
+            turns: BTreeMap::new(),
             rounds: 0,
             tries: Tries::default(),
             receives: messages.iter().map(|message| reception.receive(message)).collect(),
@@ -68,6 +106,9 @@ impl<'a> ReceiveFlow<'a> {
     }
 
     fn begin(&mut self) -> Next {
+        self.tries.begun();
+        self.found.clear();
+        self.turns.clear();
         self.receipts.clear();
         (self.called, self.spoilt) = (false, false);
         Ask::Load(Query::rows(self.receives.iter().flat_map(Receive::keys)))
@@ -81,6 +122,10 @@ impl<'a> ReceiveFlow<'a> {
             let receipt = match self.overlay.look(&self.receives[at], self.now) {
                 Err(refusal) => Receipt::Refused(refusal),
                 Ok(Received::WaitsFor(sequence)) => Receipt::WaitsFor(sequence),
+                // One of the same id had its turn, and is not applied all the same.
+                Ok(Received::Applied) if !self.takes_turn(at) => {
+                    Receipt::Deferred(Reason::new("it stands in the batch before, unapplied"))
+                }
                 Ok(Received::Applied) => match &self.known[at] {
                     Known::Nothing => return Ask::Call(at),
                     Known::Ran if self.rounds < 2 => return Ask::Call(at),
@@ -96,6 +141,12 @@ impl<'a> ReceiveFlow<'a> {
             self.receipts.push(receipt);
         }
         self.end()
+    }
+
+    /// Whether this event is the first of its id to have its turn in this round.
+    fn takes_turn(&mut self, at: usize) -> bool {
+        let Some(first) = self.twins.get(&at) else { return true };
+        *self.turns.entry(*first).or_insert(at) == at
     }
 
     /// Keeps what was decided of an event that is done: its position may have moved.
@@ -115,12 +166,12 @@ impl<'a> ReceiveFlow<'a> {
             Called::Effect(body) => self.applied(at, Some(body)),
             Called::Defer(reason) => {
                 self.spoilt = true;
-                self.known[at] = Known::Deferred(reason.clone());
+                self.found.push((at, Known::Deferred(reason.clone())));
                 Receipt::Deferred(reason)
             }
             Called::Failed(reason) => {
                 self.spoilt = true;
-                self.known[at] = Known::Failed(reason.clone());
+                self.found.push((at, Known::Failed(reason.clone())));
                 self.count_failure(&self.messages[at], reason)
             }
         };
@@ -129,7 +180,7 @@ impl<'a> ReceiveFlow<'a> {
     }
 
     fn applied(&mut self, at: usize, effect: Option<Body>) -> Receipt {
-        self.known[at] = Known::Ran;
+        self.found.push((at, Known::Ran));
         let receive = match effect {
             None => self.receives[at].clone(),
             Some(body) => self.receives[at].clone().effect(body),
@@ -169,10 +220,25 @@ impl<'a> ReceiveFlow<'a> {
         }
         if self.spoilt {
             self.rounds += 1;
+            for (at, known) in self.found.drain(..) {
+                self.known[at] = known;
+            }
             return Ask::Begin;
         }
         Ask::Done(Ok(core::mem::take(&mut self.receipts)))
     }
+}
+
+/// For each event that stands more than once, where it stands first.
+fn twins(messages: &[Message]) -> BTreeMap<usize, usize> {
+    if messages.len() < 2 {
+        return BTreeMap::new();
+    }
+    let id = |at: &usize| &messages[*at].event.id;
+    let mut places: Vec<usize> = (0..messages.len()).collect();
+    places.sort_by_key(|at| (id(at), *at));
+    let same = places.chunk_by(|a, b| id(a) == id(b)).filter(|same| same.len() > 1);
+    same.flat_map(|same| same.iter().map(|at| (*at, same[0]))).collect()
 }
 
 impl Flow for ReceiveFlow<'_> {
@@ -181,7 +247,6 @@ impl Flow for ReceiveFlow<'_> {
 
     fn next(&mut self, told: Told<'_>) -> Next {
         match told {
-            Told::Start if self.messages.is_empty() => Ask::Done(Ok(Vec::new())),
             Told::Start if self.messages.is_empty() => Ask::Done(Ok(Vec::new())),
             Told::Start => Ask::Begin,
             Told::Begun => self.begin(),

@@ -41,6 +41,8 @@ impl<T: Transition> Flow for RunFlow<T> {
         match told {
             Told::Start => Ask::Begin,
             Told::Begun => {
+                self.tries.begun();
+                self.outcome = None;
                 let assumed = self.assumes.then(|| self.transition.assume(self.now)).flatten();
                 match assumed {
                     Some(decision) => self.write(decision),
@@ -81,7 +83,10 @@ impl Flow for WriteFlow {
     fn next(&mut self, told: Told<'_>) -> Ask<FlowResult<Self>> {
         match told {
             Told::Start => Ask::Begin,
-            Told::Begun => Ask::Call(0),
+            Told::Begun => {
+                self.tries.begun();
+                Ask::Call(0)
+            }
             Told::Called(Called::Done | Called::Effect(_)) => Ask::Commit,
             Told::Called(Called::Defer(_) | Called::Failed(_)) => Ask::RollBack,
             Told::Called(Called::Conflict(key)) | Told::Conflict(key) => self.tries.conflict(key),

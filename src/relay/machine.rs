@@ -103,7 +103,7 @@ pub struct Counters {
     pub store_failures: u64,
 }
 
-/// What a relay is about.
+/// What a relay is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// It delivers, or waits for something to deliver.
@@ -122,7 +122,7 @@ pub enum Phase {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// What it is about.
+    /// What it is doing.
     pub phase: Phase,
     /// What it has done so far.
     pub counters: Counters,
@@ -140,8 +140,8 @@ enum UnderWay {
     Renewal,
 }
 
-/// A relay without clock, randomness or I/O; see the module for how to drive it. It is a value:
-/// whoever looks at all that can happen to it copies and compares it.
+/// A relay without clock, randomness or I/O; see the module for how to drive it. It is a value,
+/// which a model checker can clone and compare.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RelayMachine {
     settings: Checked<RelaySettings>,
@@ -237,7 +237,7 @@ impl RelayMachine {
         gave_up_on.unwrap_or(self.lanes.publishing() + self.orphans.len())
     }
 
-    /// What it is about.
+    /// What it is doing.
     #[must_use]
     pub fn phase(&self) -> Phase {
         if self.is_stopped() {
@@ -348,8 +348,8 @@ impl RelayMachine {
         }
     }
 
-    /// Leases are renewed, or not any more: what is not ours is not published. Gives the leases
-    /// that were lost, so that a publish under one of them can be broken off.
+    /// Leases are renewed, or lost: under a lost one nothing more is published. Returns the lost
+    /// leases, so that a publish under one of them can be aborted.
     pub fn handle_renewed(&mut self, now: Millis, renewed: &Renewed) -> Vec<LeaseRef> {
         self.handle_timeout(now);
         let mut lost = Vec::new();
@@ -372,9 +372,9 @@ impl RelayMachine {
         lost
     }
 
-    /// The transaction of the last exchange or renewal failed, or nobody knows whether it took.
-    /// What was to be settled is settled again after a pause (F11); if it had been settled, that
-    /// will turn out to be stale.
+    /// The transaction of the last exchange or renewal failed, or nobody knows whether it took
+    /// effect. What was to be settled is settled again after a pause (F11); if it had been settled
+    /// already, its lease turns out to be stale.
     pub fn handle_store_failed(&mut self, now: Millis, error: Reason) {
         self.handle_timeout(now);
         if self.transaction.take().is_none() {
@@ -479,13 +479,6 @@ impl RelayMachine {
         }
     }
 
-    /// Whether a publish that was handed out and has not begun should still begin. If not, it is
-    /// [`Published::Abandoned`].
-    #[must_use]
-    pub fn may_begin(&self, ticket: &Ticket) -> bool {
-        self.lanes.publishes(ticket) && !self.is_stopping() && !self.is_paused()
-    }
-
     /// Stops: claims no more, and releases what is not being published (F12). What is being
     /// published it waits for, but no longer than `patience`; then that is released too, and no
     /// failure is counted, although it may have reached the broker (P9). Of several calls the least
@@ -500,7 +493,7 @@ impl RelayMachine {
         self.lose_patience();
     }
 
-    /// Whether it no longer waits for what is being published, which may be broken off.
+    /// Whether it no longer waits for what is being published, which may then be aborted.
     #[must_use]
     pub fn gave_up(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.gave_up_on.is_some())

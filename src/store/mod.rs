@@ -2,16 +2,32 @@
 //!
 //! An adapter implements [`Reader`] and [`Store`] with their transactions, or their async twins in
 //! [`asynchronous`]: begin, load, apply, commit. Everything else is provided. What each method must
-//! do, so that the promises hold, is said on the method, and checked by the conformance kit.
+//! do, so that the promises hold, is said on the method, under "To be correct", and checked by the
+//! conformance kit.
+//!
+//! For all of them:
+//!
+//! - **A conflict ends a transaction.** After a guard that does not hold, and after an error that
+//!   [is a conflict](StoreError::is_conflict), nothing is read, written or committed in it any more;
+//!   whoever owns it rolls it back and begins again. Which row it was may be unknown.
+//! - **Numbers and times fit a signed 64-bit column.** [`Millis::MAX`] is [`i64::MAX`], and no
+//!   sequence, revision, token or count is larger.
+//! - **Texts are compared as bytes**, in keys and in the order of answers. They have no control
+//!   characters; bodies may have any byte.
+//! - **A panic of the user's work is an end like any other**: the transaction is rolled back, and
+//!   the store goes on.
 
 pub mod asynchronous;
 
 mod driver;
 mod reading;
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::any::Any;
 use core::convert::Infallible;
+use core::error::Error;
 use core::ops::{Deref, DerefMut};
 
 use thiserror::Error;
@@ -28,22 +44,41 @@ use crate::time::Millis;
 use crate::upkeep::DeadLetter;
 use reading::readings;
 
-pub use crate::flow::CONFLICT_TRIES;
 pub use driver::{Call, NoCall, drive};
 
 /// What can go wrong in a store.
 ///
-/// A store with many writers says which of its errors mean that another transaction was in the way:
-/// the transaction is then over, and what was to be done is done again.
-pub trait StoreError: core::error::Error + 'static {
-    /// Whether another transaction was in the way, such as a serialization failure or a deadlock,
-    /// so that nothing was changed and doing the same again helps.
+/// A store with many writers says which of its errors mean that another transaction was in the way.
+/// The transaction is then over, and is run again.
+pub trait StoreError: Error + 'static {
+    /// Whether another transaction was in the way, as after a serialization failure or a deadlock:
+    /// nothing was changed, and a retry helps.
     fn is_conflict(&self) -> bool {
         false
     }
 }
 
 impl StoreError for Infallible {}
+
+/// Whether what a handler returned is a conflict of its store: as it is, or in a box, there also
+/// as a source of another error.
+pub(crate) fn is_conflict<S: StoreError, E: 'static>(error: &E) -> bool {
+    type Shared = Box<dyn Error + Send + Sync>;
+    let any: &dyn Any = error;
+    if let Some(own) = any.downcast_ref::<S>() {
+        return own.is_conflict();
+    }
+    let shared = any.downcast_ref::<Shared>().map(|boxed| &**boxed as &(dyn Error + 'static));
+    let boxed = any.downcast_ref::<Box<dyn Error>>().map(|boxed| &**boxed);
+    let mut next = boxed.or(shared);
+    while let Some(error) = next {
+        if error.downcast_ref::<S>().is_some_and(S::is_conflict) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
 
 macro_rules! sync_readings {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),+) -> $answer:ty:
@@ -87,13 +122,15 @@ pub trait Load {
     /// - The answer is complete, and in the order that the query defines.
     /// - Within one transaction, it shows what was applied before, and nothing that others have not
     ///   committed.
-    /// - A lane and what is pending in it come from one snapshot.
+    /// - A lane and what is pending in it come from one snapshot, also where the store takes several
+    ///   statements for them: the guard of the lane would otherwise hold for a decision over rows
+    ///   that have changed since.
     fn load(&mut self, query: &Query) -> Result<Rows, Self::Error>;
 
     readings!(sync_readings);
 }
 
-/// Tables within an open transaction, whoever will commit it.
+/// Tables within an open transaction, which its owner will commit.
 pub trait Tables: Load {
     /// Writes a batch.
     ///
@@ -104,7 +141,7 @@ pub trait Tables: Load {
     /// # To be correct
     ///
     /// - Every guard is checked before anything is written. If one does not hold, nothing is
-    ///   written, and its key is returned.
+    ///   written, and its key is returned, if it is known. The transaction is then over.
     /// - All changes are written, or the transaction cannot be committed.
     /// - Nothing is visible to others before the commit, and after it either everything or nothing
     ///   is.
@@ -175,7 +212,7 @@ pub trait Transaction: Tables {
     fn commit(self) -> Result<(), Self::Error>;
 }
 
-/// A store that can be read.
+/// A store that can be read from.
 pub trait Reader {
     /// What can go wrong in the store.
     type Error: StoreError;
@@ -216,8 +253,8 @@ pub trait Store: Reader {
     ///
     /// A store may let callers that come at the same time share a transaction and its commit, and
     /// runs `work` again if that could not be committed for a reason that lies with another one.
-    /// Nobody notices: an answer, also one after [`End::RollBack`], is given when what it was found
-    /// in is committed.
+    /// Callers do not notice: an answer, also one after [`End::RollBack`], is given once what it
+    /// follows from is committed.
     ///
     /// # Errors
     ///
@@ -238,8 +275,8 @@ pub trait Store: Reader {
     ///
     /// # Errors
     ///
-    /// [`RunError`]; only after [`RunError::Unknown`] may anything have changed. Doing the same
-    /// again is always safe.
+    /// [`RunError`]; only after [`RunError::Unknown`] may anything have changed. Retrying is always
+    /// safe.
     fn run<T: Transition>(
         &self,
         transition: T,
@@ -250,13 +287,14 @@ pub trait Store: Reader {
 
     /// Runs `work` in a transaction of its own and commits it, if it returns `Ok`: transitions and
     /// the user's own rows in one commit. An error or a panic in `work` rolls everything back.
-    /// After a conflict, or as [`Store::transact`] says, `work` is run again from the beginning, so
-    /// it must not do anything outside of the transaction that may not be done twice.
+    /// After a conflict, also one that `work` has met by itself or returns as the store's error, or
+    /// as [`Store::transact`] says, `work` is run again from the beginning, so it must do nothing
+    /// outside the transaction that may not be done twice.
     ///
     /// # Errors
     ///
     /// [`RunError::Refused`] with the error of `work`; otherwise as [`Store::run`].
-    fn write<R, E>(
+    fn write<R, E: 'static>(
         &self,
         now: Millis,
         work: impl FnMut(&mut Writing<'_, Self::Tx<'_>>) -> Result<R, E>,
@@ -279,7 +317,7 @@ struct Work<F, R, E> {
     touched: bool,
 }
 
-impl<X: Tables, F, R, E> Call<X> for Work<F, R, E>
+impl<X: Tables, F, R, E: 'static> Call<X> for Work<F, R, E>
 where
     F: FnMut(&mut Writing<'_, X>) -> Result<R, E>,
 {
@@ -290,6 +328,7 @@ where
         let called = match (conflict, &result) {
             (Some(key), _) => Called::Conflict(key),
             (None, Ok(_)) => Called::Done,
+            (None, Err(error)) if is_conflict::<X::Error, E>(error) => Called::Conflict(None),
             (None, Err(_)) => Called::Failed(Reason::new("")),
         };
         self.touched = writing.touched();
@@ -352,10 +391,59 @@ impl<'t, X: Tables> Writing<'t, X> {
         &mut self,
         transition: T,
     ) -> Result<T::Outcome, RunError<X::Error, T::Refusal>> {
+        let now = self.now;
+        Tables::run(self, transition, now)
+    }
+
+    /// Notes a conflict in what the transaction has answered.
+    fn noting<T>(&mut self, answer: Result<T, X::Error>) -> Result<T, X::Error> {
+        if answer.as_ref().is_err_and(StoreError::is_conflict) {
+            self.conflict.get_or_insert(None);
+        }
+        answer
+    }
+
+    fn noting_applied(&mut self, applied: Result<Applied, X::Error>) -> Result<Applied, X::Error> {
+        if let Ok(Applied::Conflict(key)) = &applied {
+            self.conflict.get_or_insert_with(|| key.clone());
+        }
+        self.noting(applied)
+    }
+}
+
+/// Whatever meets a conflict in it, the transaction is rolled back and run again.
+impl<X: Tables> Load for Writing<'_, X> {
+    type Error = X::Error;
+
+    fn load(&mut self, query: &Query) -> Result<Rows, X::Error> {
         self.touched = true;
-        let result = self.tx.run(transition, self.now);
+        let rows = self.tx.load(query);
+        self.noting(rows)
+    }
+}
+
+impl<X: Tables> Tables for Writing<'_, X> {
+    fn apply(&mut self, batch: &Batch) -> Result<Applied, X::Error> {
+        self.touched = true;
+        let applied = self.tx.apply(batch);
+        self.noting_applied(applied)
+    }
+
+    fn apply_seen(&mut self, batch: &Batch, seen: &Seen<'_>) -> Result<Applied, X::Error> {
+        self.touched = true;
+        let applied = self.tx.apply_seen(batch, seen);
+        self.noting_applied(applied)
+    }
+
+    fn run<T: Transition>(
+        &mut self,
+        transition: T,
+        now: Millis,
+    ) -> Result<T::Outcome, RunError<X::Error, T::Refusal>> {
+        self.touched = true;
+        let result = self.tx.run(transition, now);
         if let Err(RunError::Conflict(key)) = &result {
-            self.conflict = Some(key.clone());
+            self.conflict.get_or_insert_with(|| key.clone());
         }
         result
     }
@@ -381,26 +469,25 @@ impl<X> DerefMut for Writing<'_, X> {
 pub enum Applied {
     /// All of it.
     Written,
-    /// Nothing, since a row is not what the batch expects.
-    /// If it is known which row it is, this is its key.
+    /// Nothing, since a row is not what the batch expects: this one, if the store knows which. The
+    /// transaction is over, whatever else might still be done in it.
     Conflict(Option<Key>),
 }
 
-/// Why a transition did not come to its end. `E` is the store's error, `R` the refusal.
+/// Why a transition failed. `E` is the store's error, `R` the refusal.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RunError<E, R> {
     /// The rules do not allow it. Nothing was changed.
     #[error("{0}")]
     Refused(R),
-    /// Another transaction was in the way: it has changed this row since it was read, if it is
-    /// known which one. Nothing was changed: roll back and run it again.
+    /// Another transaction was in the way: it has changed this row since it was read, if the store
+    /// knows which. Nothing was changed: roll back and retry.
     #[error("another transaction was in the way{}; roll back and run it again", of_row(.0))]
     Conflict(Option<Key>),
-    /// The store failed before the commit. Nothing was changed: run it again when the store is
-    /// well.
+    /// The store failed before the commit. Nothing was changed: retry when the store is back.
     #[error("the store failed before the commit, nothing was changed: {0}")]
     Store(#[source] E),
-    /// The commit failed, and nobody knows whether it took: run the same again, it will find out.
+    /// The commit failed, and may have taken effect or not. Retry: the same call finds out.
     #[error("the commit failed and may have taken or not; run the same again to find out: {0}")]
     Unknown(#[source] E),
 }

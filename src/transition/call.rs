@@ -1,5 +1,4 @@
-//! Effects outside of the transaction, such as a payment or a mail, which can happen twice (P9,
-//! F22).
+//! Effects outside the transaction, such as a payment or a mail, which can happen twice (P9, F22).
 //!
 //! No commit can hold such an effect, but a row can hold what is known of it: that it is to be
 //! made, that it was started, that it is done. If the program dies after the start, nobody knows
@@ -111,7 +110,7 @@ impl Transition for Intend {
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<bool>, Self::Refusal> {
-        let mut batch = Batch::new();
+        let mut batch = Batch::with_capacity(1);
         let new = rows.call(&self.0.consumer, &self.0.event).is_none();
         if new {
             self.0.write(
@@ -124,7 +123,7 @@ impl Transition for Intend {
     }
 }
 
-/// What to do about a call that was started, and of which nobody knows whether it happened.
+/// What to do about a call that was started, if nobody knows whether it happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WhenUnknown {
     /// Ask the other side, by the event id, and say with [`Resolve`] what it answered.
@@ -154,7 +153,7 @@ pub struct Start {
 }
 
 impl Start {
-    /// Starts a call; one that was started more than `patience` ago and has not ended is taken for
+    /// Starts a call; one that was started more than `patience` ago and has not ended counts as
     /// unknown.
     #[must_use]
     pub const fn new(call: CallKey, patience: Duration, when_unknown: WhenUnknown) -> Self {
@@ -208,7 +207,7 @@ impl Transition for Start {
                 (CallState::Unknown, Started::Wait)
             }
         };
-        let mut batch = Batch::new();
+        let mut batch = Batch::with_capacity(1);
         if state == CallState::Started {
             let row = CallRow { state, at: now, starts: start, note: row.note.clone() };
             self.call.write(&mut batch, Some(revision), row);
@@ -229,7 +228,7 @@ impl Transition for Start {
 pub enum CallEnd {
     /// It happened; what the other side answered may be noted.
     Done(Option<Reason>),
-    /// It surely did not happen, for this reason; it may be started again.
+    /// It certainly did not happen, for this reason; it may be started again.
     NotDone(Reason),
     /// Nobody knows, for this reason.
     Unknown(Reason),
@@ -262,8 +261,8 @@ impl Resolve {
         Self { call, end, start: None }
     }
 
-    /// It is known of this start only, as its maker knows it: that this one did not happen says
-    /// nothing of a later one. Without this, it is known of all of them, as after asking the other
+    /// Says it of this start only, as the one who made it can: that this one did not happen says
+    /// nothing about a later one. Without this, it is said of all starts, as after asking the other
     /// side.
     #[must_use]
     pub const fn of_start(mut self, start: u32) -> Self {
@@ -311,7 +310,7 @@ impl Transition for Resolve {
             CallEnd::NotDone(reason) => (CallState::Intended, Some(reason.clone())),
             CallEnd::Unknown(reason) => (CallState::Unknown, Some(reason.clone())),
         };
-        let mut batch = Batch::new();
+        let mut batch = Batch::with_capacity(1);
         self.call.write(
             &mut batch,
             Some(revision),

@@ -24,6 +24,7 @@ use crate::time::Millis;
 /// | due, its first event has no start left (F4)          | the event is dead; the lane is blocked or goes on | the event is in [`Claimed::dead`] |
 /// | due, its first event is due later or there is none    | the lane, which is due when its first event is | not in the outcome |
 /// | not due, blocked, empty, or leased until later       | nothing                                    | not in the outcome |
+/// | due, and the answer has no envelope of its first event | nothing                                  | not in the outcome |
 ///
 /// What is confirmed, waits behind another event, or is due later is not looked at, so it costs
 /// nothing (one later lane is read to say when to come again).
@@ -193,6 +194,11 @@ impl Transition for Claim<'_> {
                 later = lane.row.due;
                 break;
             }
+            // A store that answers without envelopes breaks its contract: a lease would cover
+            // nothing that can be published.
+            if lane.pending.first().is_some_and(|head| head.event.is_none()) {
+                continue;
+            }
             // What is to be tried alone has a claim of its own.
             let alone = self.is_alone(lane);
             if alone && !claimed.leased.is_empty() {
@@ -290,13 +296,14 @@ impl Claim<'_> {
             let unsettled = if events.is_empty() { row.starts } else { 1 };
             let attempt = next.row.starts.saturating_add(unsettled);
             let place = LanePlace { begun: row.begun, sequence: next.row.sequence, after };
-            // A store that answers without envelopes breaks its contract; nothing is claimed then.
+            // As far as there are envelopes.
             let Some(event) = next.event.clone() else { break };
             let message = Message { event, place, attempt };
             let outbox = next.revision.map(|revision| Box::new((next.row.clone(), revision)));
             events.push(LeasedEvent { message, due: next.row.due, outbox });
             after = next.row.sequence;
         }
+        debug_assert!(!events.is_empty(), "a lease covers an event");
         let until = now + self.lease;
         row.head = events.first().map_or(row.head, LeasedEvent::sequence);
         row.lease = Some(Lease { owner: self.owner.clone(), until, through: after });

@@ -19,13 +19,13 @@ use crate::time::Millis;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[must_use]
 pub struct Operated {
-    /// The events to which it was done.
+    /// The events that were changed.
     pub done: Vec<EventId>,
-    /// The events to which it was not, and why.
+    /// The events that were not, each with the reason.
     pub refused: Vec<(EventId, NotDone)>,
 }
 
-/// Why something was not done to an event.
+/// Why an event was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Error)]
 pub enum NotDone {
     /// There is no such event, or it was purged.
@@ -37,9 +37,9 @@ pub enum NotDone {
     /// It is in a state in which this cannot be done.
     #[error("it is {}, and this can be done only to events that are {wanted}", state.name())]
     State {
-        /// Where it is on its way.
+        /// Its delivery state.
         state: EventState,
-        /// What it would have to be.
+        /// The state that it would have to be in.
         wanted: &'static str,
     },
     /// Consumers may have forgotten that they have applied it (F10).
@@ -92,12 +92,14 @@ impl Targets {
         let mut targets: Vec<&Delivery> = rows.deliveries.iter().collect();
         targets.sort_unstable_by_key(|next| (&next.row.lane, next.row.sequence, &next.id));
         let mut views = rows.lanes.iter().peekable();
+        // The events of a lane that were changed, and of them those that are pending now.
+        let (mut changed, mut pending) = (Vec::new(), Vec::new());
         for targets in targets.chunk_by(|a, b| a.row.lane == b.row.lane) {
             // A lane is there for as long as one of its events is.
             let Some(view) = seek(&mut views, &targets[0].row.lane) else { continue };
             let mut lane = view.row.clone();
-            // The events that were changed, and of them those that are pending now.
-            let (mut changed, mut pending) = (Vec::new(), Vec::new());
+            changed.clear();
+            pending.clear();
             for target in targets {
                 let mut row = target.row.clone();
                 match change(&target.id, view.state(&row), &mut row, &mut lane) {
@@ -115,9 +117,9 @@ impl Targets {
                 continue;
             }
             if lane.lease.is_none() {
-                put_first(now, view, &mut lane, &changed, pending);
+                put_first(now, view, &mut lane, &changed, &pending);
             }
-            operated.done.extend(changed.into_iter().cloned());
+            operated.done.extend(changed.iter().copied().cloned());
             lanes.update(view.revision, Record::Lane(view.key.clone(), lane));
         }
         batch.append(lanes);
@@ -141,11 +143,11 @@ fn put_first(
     view: &Lane,
     lane: &mut LaneRow,
     changed: &[&EventId],
-    pending: Vec<(u64, Millis, &EventId)>,
+    pending: &[(u64, Millis, &EventId)],
 ) {
     let kept = view.pending.iter().find(|next| !changed.contains(&&next.id));
     let kept = kept.map(|next| (next.row.sequence, next.row.due, &next.id));
-    let first = pending.into_iter().chain(kept).min();
+    let first = pending.iter().copied().chain(kept).min();
     if first.map(|(_, _, id)| id) != view.pending.first().map(|next| &next.id) {
         lane.starts = 0;
     }
@@ -274,7 +276,7 @@ impl Transition for Redrive {
     }
 }
 
-/// Gives dead events up for good, for a reason that stays on record.
+/// Gives up dead events for good, for a reason that stays on record.
 ///
 /// | the event is    | what is written                                         | outcome |
 /// |-----------------|---------------------------------------------------------|---------|

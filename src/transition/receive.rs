@@ -138,6 +138,8 @@ impl InOrder {
             return;
         }
         let row = PositionRow { begun, sequence, at: now };
+        // An inbox row may follow, and an effect.
+        batch.reserve(3);
         let record = Record::Position(consumer.clone(), self.ordering_key.clone(), row);
         batch.put(self.found(consumer, rows).map(|(_, revision)| revision), record);
     }
@@ -166,7 +168,7 @@ impl Receive {
     }
 }
 
-/// What became of an event that arrived.
+/// What to do about an event that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use]
 pub enum Received {
@@ -223,6 +225,7 @@ impl Transition for Receive {
             reason: None,
             effect: self.effect.is_some(),
         };
+        batch.reserve(1 + usize::from(self.effect.is_some()));
         self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         if let Some(effect) = &self.effect {
             let (consumer, event) = (self.arrival.consumer.clone(), self.arrival.event.clone());
@@ -313,23 +316,25 @@ impl Transition for CountFailure {
         if let Some(state) = state {
             let (content, reason) = (self.arrival.content, Some(self.reason.clone()));
             let row = InboxRow { content, at: now, state, failures, reason, effect: false };
+            batch.reserve(1);
             self.arrival.write(&mut batch, found.map(|(_, revision)| revision), row);
         }
         Ok(Decision::new(batch, outcome))
     }
 }
 
-/// An operator lets a consumer try an event again that was set aside.
+/// Lets a consumer retry an event that was set aside.
 ///
 /// | inbox row | what is written                     | outcome |
 /// |-----------|-------------------------------------|---------|
 /// | poisoned  | failing, without failures so far; the reason stays | `true`: when the event comes again, it is tried again |
 /// | any other, or none | nothing                    | `false` |
 ///
-/// The event has to come again: from the broker's own dead letters, by a
-/// [`Redrive`](crate::Redrive) if it is dead at its sender, or, if it was confirmed there, as the
-/// sender's event is kept until it is purged, by an [`Inbox::receive`](crate::Inbox::receive) with
-/// it. A consumer that asks for order has gone on without it; it is applied out of its place then.
+/// The event has to arrive again: from the broker's own dead letters; by a
+/// [`Redrive`](crate::Redrive), if it is dead at its sender; or, if it was confirmed there, by a
+/// call of [`Inbox::receive`](crate::Inbox::receive) with the sender's event, which is kept until
+/// it is purged. A consumer that asks for order has gone on without it, and then applies it out of
+/// order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Retry {
     consumer: Consumer,
@@ -358,6 +363,7 @@ impl Transition for Retry {
         let poisoned = found.filter(|(row, _)| row.state == InboxState::Poisoned);
         if let Some((row, revision)) = poisoned {
             let row = InboxRow { at: now, state: InboxState::Failing, failures: 0, ..row.clone() };
+            batch.reserve(1);
             batch.update(revision, Record::Inbox(self.consumer.clone(), self.event.clone(), row));
         }
         Ok(Decision::new(batch, poisoned.is_some()))

@@ -232,7 +232,7 @@ impl Store for Small {
         Err(RunError::Conflict(None))
     }
 
-    fn write<R, E>(
+    fn write<R, E: 'static>(
         &self,
         now: Millis,
         work: impl FnMut(&mut Writing<'_, Tx<'_>>) -> Result<R, E>,

@@ -549,7 +549,6 @@ fn a_lost_lease_holds_its_lane_until_the_publish_has_ended() {
     let lost = relay.machine.handle_renewed(relay.now, &renewed);
     assert_eq!(lost, [tickets[0].lease.clone()]);
     assert_eq!(relay.machine.counters().stale, 1);
-    assert!(!relay.machine.may_begin(&tickets[0]) && relay.machine.may_begin(&tickets[1]));
     assert_eq!(relay.exchange(), claims(7));
     // The lane is claimed again, and another one.
     let next = relay.claimed(&[("a", 2), ("c", 1)]);
@@ -598,36 +597,6 @@ fn what_is_tried_alone_is_alone() {
         ["b"]
     );
     assert_eq!(relay.exchange().claim, 6);
-}
-
-/// P6, F12, F15: what was handed out and has not begun is not begun under a lease that is gone, in
-/// a pause, or while the relay stops.
-#[test]
-fn what_may_still_begin() {
-    let begun = |happens: &dyn Fn(&mut Played, &[Ticket])| {
-        let (mut relay, tickets) = Played::holding(&[("a", 2), ("b", 1)]);
-        happens(&mut relay, &tickets);
-        tickets.iter().map(|ticket| relay.machine.may_begin(ticket)).collect::<Vec<_>>()
-    };
-    assert_eq!(begun(&|_, _| ()), [true, true]);
-    assert_eq!(begun(&|relay, tickets| relay.confirm(&tickets[0])), [false, true]);
-    assert_eq!(
-        begun(&|relay, tickets| relay.ends(&tickets[1], Published::Failed(Reason::new("no")))),
-        [true, false]
-    );
-    assert_eq!(begun(&|relay, tickets| relay.unavailable(&tickets[1])), [false, false]);
-    assert_eq!(begun(&|relay, _| relay.stop()), [false, false]);
-    let give_up = |relay: &mut Played| relay.machine.handle_stop(relay.now, Duration::ZERO);
-    assert_eq!(begun(&|relay, _| give_up(relay)), [false, false]);
-    // Another event of the same lease, another lease of the same lane.
-    let (relay, tickets) = Played::holding(&[("a", 2), ("b", 1)]);
-    let other_event = Ticket { message: tickets[1].message.clone(), ..tickets[0].clone() };
-    let other_token =
-        Ticket { lease: LeaseRef { token: 99, ..tickets[0].lease.clone() }, ..tickets[0].clone() };
-    let other_lane = Ticket { lease: LeaseRef { lane: name("c"), token: 1 }, ..tickets[0].clone() };
-    for other in [other_event, other_token, other_lane] {
-        assert!(!relay.machine.may_begin(&other), "{other:?}");
-    }
 }
 
 /// F12: a relay that stops gives back what waits, waits for what is under way, settles both, and

@@ -88,7 +88,7 @@ impl World {
                     self.transaction = Some((action, self.machine.now()));
                 }
                 Action::Publish(tickets) => {
-                    tickets.into_iter().for_each(|ticket| self.start(ticket))
+                    tickets.into_iter().for_each(|ticket| self.start(ticket));
                 }
             }
         }

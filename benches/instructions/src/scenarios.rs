@@ -3,13 +3,13 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use twobox::transition::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
+use twobox::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
     Body, Cancel, Checked, Claim, Claimed, CommitOrder, Consumer, CountFailure, Discard, Draft,
-    Dump, Ending, Event, EventId, FailureCounted, Fingerprint, Key, LeaseRef, Load, Millis,
-    OrderId, OrderingKey, Owner, Place, Purge, Query, Reader, Reason, Receive, Received, Record,
-    RecordEffect, Redrive, Register, Registered, Renew, Request, Retention, Retry, RunResult,
-    Settle, SkipTo, Store, Table, Transition,
+    Dump, Ending, Event, EventId, FailureCounted, Fingerprint, LanePlace, LeaseRef, Load, Millis,
+    OrderId, OrderingKey, Owner, Purge, Reader, Reason, Receive, Received, Redrive, Register,
+    Registered, Renew, Request, Retention, Retry, Settle, Settlement, SkipTo, Store, Table,
+    Transition,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -66,11 +66,8 @@ fn order(request: &Request, number: usize, events: usize) -> Result<CommitOrder<
 
 fn event(state: &State, number: usize) -> Result<Event, Failed> {
     let id = EventId::new(format!("order-{number:05}/1"))?;
-    let rows = state.clone().load(&Query::rows([Key::Event(id)]))?.into_vec();
-    match rows.into_iter().next().map(|stored| stored.record) {
-        Some(Record::Event(event)) => Ok(event),
-        _ => Err("there is no such event".into()),
-    }
+    let row = state.clone().event(&id)?.ok_or("there is no such event")?;
+    Ok(row.event)
 }
 
 pub(crate) fn run() -> Result<(), Failed> {
@@ -120,11 +117,11 @@ fn sender(state: &State) -> Result<State, Failed> {
 
     let (policy, owner) = (Checked::default(), Owner::new("relay-1")?);
     let claim = |limit| Claim::new(&policy, owner.clone(), LEASE, limit);
-    let claimed = transition("claim-1", state, &claim(1)?, |claimed| claimed.runs.len() == 1)?;
+    let claimed = transition("claim-1", state, &claim(1)?, |claimed| claimed.leased.len() == 1)?;
     let settle = Settle::new(&policy, confirmed(&claimed.outcome));
     transition("settle-1", &claimed.state, &settle, |settled| settled.confirmed == 1)?;
 
-    let claimed = transition("claim-64", state, &claim(64)?, |claimed| claimed.runs.len() == 64)?;
+    let claimed = transition("claim-64", state, &claim(64)?, |claimed| claimed.leased.len() == 64)?;
     let renew = Renew::new(leases(&claimed.outcome), LEASE * 2);
     transition("renew-64", &claimed.state, &renew, |renewed| renewed.leases.len() == 64)?;
     let failed = Settle::new(&policy, ended(&claimed.outcome, Ending::Failed).into_iter().take(1));
@@ -142,40 +139,27 @@ fn sender(state: &State) -> Result<State, Failed> {
 }
 
 fn leases(claimed: &Claimed) -> Vec<LeaseRef> {
-    claimed.runs.iter().map(|run| run.lease.clone()).collect()
+    claimed.leased.iter().map(|leased| leased.lease.clone()).collect()
 }
 
-fn confirmed(claimed: &Claimed) -> Vec<RunResult> {
-    let events =
-        |run: &twobox::Run| run.deliveries.iter().map(|delivery| delivery.event.clone()).collect();
-    claimed
-        .runs
-        .iter()
-        .map(|run| RunResult { lease: run.lease.clone(), confirmed: events(run), ended: None })
-        .collect()
+fn confirmed(claimed: &Claimed) -> Vec<Settlement> {
+    claimed.leased.iter().map(|leased| leased.settle(leased.events.len(), None)).collect()
 }
 
-fn ended(claimed: &Claimed, ending: fn(Reason) -> Ending) -> Vec<RunResult> {
-    let first = |run: &twobox::Run| run.deliveries.first().map(|delivery| delivery.event.clone());
-    let ended =
-        |run| first(run).map(|event| (event, ending(Reason::new("the broker has no such queue"))));
-    claimed
-        .runs
-        .iter()
-        .map(|run| RunResult { lease: run.lease.clone(), confirmed: Vec::new(), ended: ended(run) })
-        .collect()
+fn ended(claimed: &Claimed, ending: fn(Reason) -> Ending) -> Vec<Settlement> {
+    let ending = || Some(ending(Reason::new("the broker has no such queue")));
+    claimed.leased.iter().map(|leased| leased.settle(0, ending())).collect()
 }
 
 fn operator(state: &State, delivered: &State) -> Result<(), Failed> {
     let reason = || Reason::new("the customer has called");
     let pending = || EventId::new("order-00500/1");
     let dead = |count: usize| -> Result<Vec<EventId>, Failed> {
-        let rows = delivered.clone().load(&Query::Dead { after: None, limit: count })?.into_vec();
-        let id = |record| if let Record::Outbox(id, _) = record { Some(id) } else { None };
-        Ok(rows.into_iter().filter_map(|stored| id(stored.record)).collect())
+        let dead = delivered.clone().dead_letters(None, count)?;
+        Ok(dead.into_iter().map(|letter| letter.event).collect())
     };
     let policy = Checked::default();
-    let window = Retention::default().checked(&policy)?.redrive_window(&policy);
+    let window = Retention::default().checked(&policy)?.redrive_window();
     transition("cancel-1", state, &Cancel::new([pending()?], reason())?, |operated| {
         operated.done.len() == 1
     })?;
@@ -195,14 +179,14 @@ fn receiver(state: &State) -> Result<(), Failed> {
     let event = event(state, 500)?;
     let (parcels, mails) = (Consumer::new("parcels")?, Consumer::new("mails")?);
     let body = Body::text("2 notebooks packed")?;
-    let place = |sequence, after| Place { begun: NOW, sequence, after };
+    let place = |sequence, after| LanePlace { begun: NOW, sequence, after };
     let key = || OrderingKey::new("customer-7");
 
     count("digest-of-content", || event.content_digest())?;
     let new = Receive::new(mails.clone(), &event);
     let applied = |received: &Received| *received == Received::Applied;
-    let received = transition("receive-new", state, &new, applied)?.state;
-    transition("receive-with-effect", state, &new.clone().effect(body.clone()), applied)?;
+    transition("receive-new", state, &new, applied)?;
+    transition("receive-with-effect", state, &new.clone().effect(body), applied)?;
     transition("receive-duplicate", state, &Receive::new(parcels, &event), |received| {
         *received == Received::Duplicate
     })?;
@@ -213,12 +197,6 @@ fn receiver(state: &State) -> Result<(), Failed> {
     transition("receive-that-waits", &first, &third, |received| {
         *received == Received::WaitsFor(2)
     })?;
-    transition(
-        "record-effect",
-        &received,
-        &RecordEffect::new(mails.clone(), event.id.clone(), body),
-        |()| true,
-    )?;
     transition("skip-to", &first, &SkipTo::new(mails.clone(), key()?, place(9, 8)), |moved| {
         *moved
     })?;
@@ -252,16 +230,21 @@ fn calls(state: &State) -> Result<(), Failed> {
 
 fn purge(delivered: &State) -> Result<(), Failed> {
     let page = NonZeroU16::new(64).ok_or("64 is not 0")?;
+    // The store looks at 16 rows for each that may go.
+    let looks = NonZeroU16::new(64 / 16).ok_or("4 is not 0")?;
     let policy = Checked::default();
     let soon =
         Retention { events: Retention::SHORTEST, ..Retention::default() }.checked(&policy)?;
     let default = Retention::default().checked(&policy)?;
-    transition("purge-64-of-64", delivered, &Purge::new(&soon, Table::Outbox, page), |purged| {
+    transition("purge-64-of-64", delivered, &Purge::new(&soon, Table::Events, page), |purged| {
         purged.removed == 64
     })?;
-    transition("purge-0-of-64", delivered, &Purge::new(&default, Table::Outbox, page), |purged| {
-        purged.removed == 0
-    })?;
+    transition(
+        "purge-0-of-64",
+        delivered,
+        &Purge::new(&default, Table::Events, looks),
+        |purged| purged.removed == 0,
+    )?;
     Ok(())
 }
 

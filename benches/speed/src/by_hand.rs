@@ -1,4 +1,8 @@
-//! The life of an order by hand on redb, in the tables that twobox has, with the same commits.
+//! The life of an order by hand on redb, with the same commits as twobox.
+//!
+//! What twobox does not write is not written here either: an event is inserted once, with its place
+//! in its lane and its due time, and that it is confirmed follows from its lane. It lies where a
+//! claim comes by, and is found by its id.
 
 use std::path::Path;
 
@@ -11,14 +15,17 @@ use crate::{
 };
 
 type Bytes = &'static [u8];
+/// Bytes of a length.
+const LENGTH: usize = 4;
+
 const REQUESTS: TableDefinition<'_, &str, Bytes> = TableDefinition::new("requests");
 const ORDERS: TableDefinition<'_, &str, Bytes> = TableDefinition::new("orders");
-const EVENTS: TableDefinition<'_, &str, Bytes> = TableDefinition::new("events");
-const OUTBOX: TableDefinition<'_, &str, Bytes> = TableDefinition::new("outbox");
+/// Events by lane and sequence, and where an event is by its id.
+const EVENTS: TableDefinition<'_, (&str, u64), Bytes> = TableDefinition::new("events");
+const PLACES: TableDefinition<'_, &str, (&str, u64)> = TableDefinition::new("places");
 const LANES: TableDefinition<'_, &str, Bytes> = TableDefinition::new("lanes");
-/// Lanes by the time at which they are due, and the pending events of each lane.
+/// Lanes by the time at which they are due.
 const DUE: TableDefinition<'_, (u64, &str), ()> = TableDefinition::new("due");
-const PENDING: TableDefinition<'_, (&str, u64), &str> = TableDefinition::new("pending");
 const INBOX: TableDefinition<'_, (&str, &str), &[u8; 40]> = TableDefinition::new("inbox");
 
 /// A database of one's own.
@@ -59,19 +66,25 @@ impl Lane {
     }
 }
 
-/// What the outbox says of an event: its place, whether it is confirmed, its starts, and its lane.
-fn outbox_row(sequence: u64, confirmed: bool, starts: u64, lane: &str) -> Vec<u8> {
-    let mut row = Vec::with_capacity(17 + lane.len());
-    row.extend_from_slice(&sequence.to_be_bytes());
-    row.push(u8::from(confirmed));
-    row.extend_from_slice(&starts.to_be_bytes());
-    row.extend_from_slice(lane.as_bytes());
-    row
+/// An event as bytes: its parts, each behind its length.
+fn envelope(parts: &[&[u8]]) -> Vec<u8> {
+    let mut envelope =
+        Vec::with_capacity(parts.iter().map(|part| LENGTH + part.len()).sum::<usize>());
+    for part in parts {
+        envelope.extend_from_slice(&(part.len() as u32).to_be_bytes());
+        envelope.extend_from_slice(part);
+    }
+    envelope
+}
+
+/// The id of an event, which is its first part.
+fn event_id(envelope: &[u8]) -> &str {
+    let (length, rest) = envelope.split_first_chunk::<LENGTH>().unwrap();
+    str::from_utf8(&rest[..u32::from_be_bytes(*length) as usize]).unwrap()
 }
 
 /// An event that was leased.
 struct Leased {
-    event: String,
     lane: String,
     sequence: u64,
     token: u64,
@@ -85,23 +98,13 @@ impl ByHand {
         let mut leased = Vec::with_capacity(batch);
         {
             let events = tx.open_table(EVENTS).unwrap();
-            let mut outbox = tx.open_table(OUTBOX).unwrap();
             let mut lanes = tx.open_table(LANES).unwrap();
             let mut due = tx.open_table(DUE).unwrap();
-            let mut pending = tx.open_table(PENDING).unwrap();
-            for Leased { event, lane: key, sequence, token, .. } in delivered {
+            for Leased { lane: key, sequence, token, .. } in delivered {
                 let mut lane = Lane::read(lanes.get(key.as_str()).unwrap().unwrap().value());
                 if lane.token != *token {
                     continue;
                 }
-                // Nothing else was written in it since it was placed, so it need not be read.
-                outbox
-                    .insert(
-                        event.as_str(),
-                        outbox_row(*sequence, true, lane.starts, key).as_slice(),
-                    )
-                    .unwrap();
-                pending.remove((key.as_str(), *sequence)).unwrap();
                 due.remove((lane.due, key.as_str())).unwrap();
                 lane.next = sequence + 1;
                 lane.starts = 0;
@@ -121,22 +124,15 @@ impl ByHand {
                 .collect();
             for (at, key) in free {
                 let mut lane = Lane::read(lanes.get(key.as_str()).unwrap().unwrap().value());
-                let event =
-                    pending.get((key.as_str(), lane.next)).unwrap().unwrap().value().to_string();
-                let envelope = events.get(event.as_str()).unwrap().unwrap().value().to_vec();
+                let place = (key.as_str(), lane.next);
+                let envelope = events.get(place).unwrap().unwrap().value().to_vec();
                 due.remove((at, key.as_str())).unwrap();
                 lane.due = NOW + LEASE;
                 lane.token += 1;
                 lane.starts += 1;
                 due.insert((lane.due, key.as_str()), ()).unwrap();
                 lanes.insert(key.as_str(), lane.bytes().as_slice()).unwrap();
-                leased.push(Leased {
-                    event,
-                    lane: key,
-                    sequence: lane.next,
-                    token: lane.token,
-                    envelope,
-                });
+                leased.push(Leased { lane: key, sequence: lane.next, token: lane.token, envelope });
             }
         }
         if !(delivered.is_empty() && leased.is_empty()) {
@@ -150,19 +146,18 @@ impl ByHand {
         let tx = self.database.begin_write().unwrap();
         {
             let mut inbox = tx.open_table(INBOX).unwrap();
-            for Leased { event, envelope, .. } in leased {
-                let digest = digest(&[event.as_bytes(), envelope]);
-                let known = inbox
-                    .get((CONSUMER, event.as_str()))
-                    .unwrap()
-                    .map(|row| row.value()[..32] == digest);
+            for Leased { envelope, .. } in leased {
+                let event = event_id(envelope);
+                let digest = digest(&[envelope]);
+                let known =
+                    inbox.get((CONSUMER, event)).unwrap().map(|row| row.value()[..32] == digest);
                 match known {
                     Some(same) => assert!(same),
                     None => {
                         let mut row = [0; 40];
                         row[..32].copy_from_slice(&digest);
                         row[32..].copy_from_slice(&NOW.to_be_bytes());
-                        inbox.insert((CONSUMER, event.as_str()), &row).unwrap();
+                        inbox.insert((CONSUMER, event), &row).unwrap();
                     }
                 }
             }
@@ -176,11 +171,12 @@ impl Contender for ByHand {
         let (file, syncs) = CountedFile::create(&folder.join("by-hand.redb"));
         let database = Builder::new().set_cache_size(CACHE).create_with_backend(file).unwrap();
         let tx = database.begin_write().unwrap();
-        for table in [REQUESTS, ORDERS, EVENTS, OUTBOX, LANES] {
+        for table in [REQUESTS, ORDERS, LANES] {
             tx.open_table(table).unwrap();
         }
+        tx.open_table(EVENTS).unwrap();
+        tx.open_table(PLACES).unwrap();
         tx.open_table(DUE).unwrap();
-        tx.open_table(PENDING).unwrap();
         tx.open_table(INBOX).unwrap();
         tx.commit().unwrap();
         Self { database, syncs }
@@ -193,10 +189,9 @@ impl Contender for ByHand {
             let mut requests = tx.open_table(REQUESTS).unwrap();
             let mut table = tx.open_table(ORDERS).unwrap();
             let mut events = tx.open_table(EVENTS).unwrap();
-            let mut outbox = tx.open_table(OUTBOX).unwrap();
+            let mut places = tx.open_table(PLACES).unwrap();
             let mut lanes = tx.open_table(LANES).unwrap();
             let mut due = tx.open_table(DUE).unwrap();
-            let mut pending = tx.open_table(PENDING).unwrap();
             for order in orders {
                 let (id, fingerprint) = (order.id(), digest(&[&order.body]));
                 let request = format!("{SCOPE}\0{}", order.request());
@@ -212,13 +207,6 @@ impl Contender for ByHand {
                 requests.insert(request.as_str(), bound.as_slice()).unwrap();
                 let event = format!("{id}/1");
                 assert!(table.insert(id.as_str(), order.body.as_slice()).unwrap().is_none());
-                let mut envelope = Vec::with_capacity(64 + order.body.len());
-                for part in [id.as_bytes(), EVENT_TYPE.as_bytes(), &NOW.to_be_bytes(), &order.body]
-                {
-                    envelope.extend_from_slice(&(part.len() as u32).to_be_bytes());
-                    envelope.extend_from_slice(part);
-                }
-                assert!(events.insert(event.as_str(), envelope.as_slice()).unwrap().is_none());
                 let there = lanes.get(id.as_str()).unwrap().map(|row| Lane::read(row.value()));
                 let mut lane = there.unwrap_or_default();
                 lane.last += 1;
@@ -228,10 +216,11 @@ impl Contender for ByHand {
                     due.insert((NOW, id.as_str()), ()).unwrap();
                 }
                 lanes.insert(id.as_str(), lane.bytes().as_slice()).unwrap();
-                pending.insert((id.as_str(), lane.last), event.as_str()).unwrap();
-                outbox
-                    .insert(event.as_str(), outbox_row(lane.last, false, 0, &id).as_slice())
-                    .unwrap();
+                let place = (id.as_str(), lane.last);
+                assert!(places.insert(event.as_str(), place).unwrap().is_none());
+                let (id, now) = (id.as_bytes(), NOW.to_be_bytes());
+                let parts = [event.as_bytes(), id, EVENT_TYPE.as_bytes(), &now, &now, &order.body];
+                events.insert(place, envelope(&parts).as_slice()).unwrap();
             }
         }
         tx.commit().unwrap();

@@ -51,7 +51,10 @@ impl StorageBackend for CountedFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.grown.store(true, Ordering::Relaxed);
+        // After it has shrunk, there is no sync of its own.
+        if len > self.file.len()? {
+            self.grown.store(true, Ordering::Relaxed);
+        }
         self.file.set_len(len)
     }
 

@@ -4,10 +4,10 @@ use std::convert::Infallible;
 use std::path::Path;
 
 use redb::{ReadableDatabase, ReadableTableMetadata, TableDefinition};
-use twobox::relay::{InProcess, Message, Relay, RelaySettings};
+use twobox::relay::{Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, Draft, Fingerprint, Handled, Inbox, Millis, OrderId, Owner,
-    Request, RunError, Store,
+    Body, CommitOrder, Consumer, Draft, Fingerprint, Handled, InProcess, Inbox, Message, Millis,
+    OrderId, Owner, Request, RunError, Store,
 };
 use twobox_redb::{RedbOptions, RedbStore};
 

@@ -1,4 +1,4 @@
-//! The kit with which the author of a twobox adapter proves that it is right.
+//! The kit with which the author of a twobox adapter proves that it is correct.
 //!
 //! What a store must do is said on the traits in [`twobox::store`]. This kit checks it:
 //!

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::Ordering;
 use core::time::Duration;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use twobox::flow::Exchanged;
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
@@ -22,6 +22,8 @@ pub struct Driven {
     transaction: Option<Action>,
     /// By lane.
     publishing: BTreeMap<String, Ticket>,
+    /// The leases that a renewal has found lost, of publishes that are under way.
+    lost: BTreeSet<LeaseRef>,
     /// It asked for a second transaction at once, or for a second publish in a lane (P4).
     broken: bool,
 }
@@ -77,8 +79,8 @@ impl Driven {
             ..RelaySettings::new(owner(number))
         };
         let machine = named(RelayMachine::new(settings, now));
-        let mut driven =
-            Self { machine, transaction: None, publishing: BTreeMap::new(), broken: false };
+        let (publishing, lost) = (BTreeMap::new(), BTreeSet::new());
+        let mut driven = Self { machine, transaction: None, publishing, lost, broken: false };
         driven.poll();
         driven
     }
@@ -98,6 +100,20 @@ impl Driven {
                 return;
             }
         }
+    }
+
+    /// Whether a driver takes back what it has handed out for this and has not begun: its lease is
+    /// lost, or the machine pauses or stops.
+    fn takes_back(&self, ticket: &Ticket) -> bool {
+        let stops = matches!(self.machine.phase(), Phase::Stopping | Phase::Stopped);
+        stops || self.machine.is_paused() || self.lost.contains(&ticket.lease)
+    }
+
+    /// Takes what has ended.
+    fn ended(&mut self, lane: &str) -> Option<Ticket> {
+        let ticket = self.publishing.remove(lane)?;
+        self.lost.remove(&ticket.lease);
+        Some(ticket)
     }
 
     /// What ends next if all goes well.
@@ -134,7 +150,7 @@ impl World {
         for (lane, ticket) in &driven.publishing {
             push(Input::Published(lane.clone(), Answer::Confirmed));
             // What it does not want any more need not begin.
-            if faulty || !driven.machine.may_begin(ticket) {
+            if faulty || driven.takes_back(ticket) {
                 push(Input::NotBegun(lane.clone()));
             }
             if faulty {
@@ -167,13 +183,13 @@ impl World {
             }
             Input::Published(lane, answer) => {
                 self.spend(*answer == Answer::Confirmed)?;
-                let ticket = driven.publishing.remove(lane)?;
+                let ticket = driven.ended(lane)?;
                 self.arrive(&ticket, *answer)?;
                 driven.machine.handle_published(now, &ticket, answer.told());
             }
             Input::NotBegun(lane) => {
-                let ticket = driven.publishing.remove(lane)?;
-                self.spend(!driven.machine.may_begin(&ticket))?;
+                self.spend(driven.takes_back(driven.publishing.get(lane)?))?;
+                let ticket = driven.ended(lane)?;
                 driven.machine.handle_published(now, &ticket, Published::Abandoned);
             }
             Input::Timeout => driven.machine.handle_timeout(now),
@@ -229,7 +245,11 @@ impl World {
             Told::Exchange(exchanged) => driven.machine.conclude_exchange(clock, exchanged),
             Told::Renewal(renewed) => {
                 // A publish under a lease that is lost is not broken off: it ends when it ends.
-                let _lost = driven.machine.conclude_renewal(clock, renewed);
+                let lost = driven.machine.conclude_renewal(clock, renewed);
+                let publishing = |lease: &LeaseRef| {
+                    driven.publishing.values().any(|ticket| ticket.lease == *lease)
+                };
+                driven.lost.extend(lost.into_iter().filter(publishing));
             }
         }
         Some(())

@@ -46,7 +46,7 @@ pub fn json(bytes: &[u8]) {
         {
             match Fingerprint::of_json(fingerprint.summary().as_bytes()) {
                 Ok(again) => {
-                    assert_eq!(again, fingerprint, "the canonical form is another document")
+                    assert_eq!(again, fingerprint, "the canonical form is another document");
                 }
                 Err(error) => assert!(
                     error.to_string().contains("beyond 2^53"),

@@ -93,7 +93,7 @@ fn check_row<E>(rows: &BTreeMap<Key, &Stored>, record: &Record) -> Result<(), Br
                         })?;
                     }
                     Some(_) | None => {
-                        demand(false, || format!("{key} has lost its order {}", placed.order))?
+                        demand(false, || format!("{key} has lost its order {}", placed.order))?;
                     }
                 }
             }

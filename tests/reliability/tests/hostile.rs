@@ -138,7 +138,7 @@ fn write_the_corpus() {
     };
     let mut all = Vec::new();
     drop(life::live(&Disk::default(), RedbOptions::new(), 0, &mut |_, store| {
-        all.extend(Contents::of(store).unwrap().rows)
+        all.extend(Contents::of(store).unwrap().rows);
     }));
     // The longest row of a table, but for those with a large body, has the most in it.
     all.sort_by_cached_key(|stored: &Stored| {
@@ -335,7 +335,7 @@ fn bits_flip_under_a_reader() {
     // All rows of all times.
     let mut ever: Vec<Stored> = Vec::new();
     drop(life::live(&Disk::default(), RedbOptions::new(), 0, &mut |_, store| {
-        ever.extend(Contents::of(store).unwrap().rows)
+        ever.extend(Contents::of(store).unwrap().rows);
     }));
     let folder = tempfile::tempdir().unwrap();
     let stride = if long() { 3 } else { 8_209 };

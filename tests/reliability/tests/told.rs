@@ -107,7 +107,7 @@ impl Caller<'_> {
             }
             4 => {
                 let gone = catch_unwind(AssertUnwindSafe(|| {
-                    self.give_up(own, now, || panic::resume_unwind(Box::new("a panic")))
+                    self.give_up(own, now, || panic::resume_unwind(Box::new("a panic")));
                 }));
                 assert!(gone.is_err());
                 Fact::Absent(own.to_string())

@@ -1,9 +1,10 @@
 //! The relay of twobox on std threads: one thread drives the machine, others publish.
 //!
-//! It keeps what [`RelayMachine`] promises while publishes are slow, fail, panic or hang: at least
-//! once (P3, P9), one after the other within an ordering key and at the same time over keys (P4,
-//! F2), under leases that are renewed meanwhile (F3, P6). An outage of the broker or the store
-//! makes it pause, and go on (F11, F15); it stops without losing or inventing anything (F12).
+//! It keeps the promises of [`RelayMachine`] while publishes are slow, fail, panic or hang. Events
+//! are delivered at least once (P3, P9), one after the other within an ordering key and side by
+//! side across keys (P4, F2), under leases that are renewed in time (F3, P6). If the broker or the
+//! store is away it pauses, and then goes on (F11, F15). When it stops, nothing is lost, and
+//! nothing counts as done that is not (F12).
 //!
 //! ```
 //! use std::sync::{Arc, mpsc};
@@ -59,8 +60,8 @@ use twobox::{Invalid, Millis, Store};
 use driver::Driver;
 use shared::Shared;
 
-/// A relay that runs on threads of its own until it is told to stop. To drop it tells it to stop at
-/// once, and waits for nothing.
+/// A relay that runs on threads of its own until it is told to stop. Dropping it tells it to stop
+/// at once, and waits for nothing.
 #[derive(Debug)]
 pub struct RelayThread {
     shared: Arc<Shared>,
@@ -84,9 +85,9 @@ pub enum SpawnError {
 }
 
 impl RelayThread {
-    /// Starts a relay from a store to publishers. Each publisher has a thread of its own, so as many
-    /// are at work at once as there are publishers; it gets as many messages at a time as it
-    /// [likes](Publisher::batch). All times are those of `clock`: [`Millis::now`], or a function of
+    /// Starts a relay from a store to publishers. Each publisher has a thread of its own, so as
+    /// many work at once as there are publishers; each gets as many messages at a time as it
+    /// [wants](Publisher::batch). All times are those of `clock`: [`Millis::now`], or a function of
     /// your own (see [`Waker::clock_moved`]).
     ///
     /// A publisher that panics counts as failed for the events that it was called with, and is
@@ -134,15 +135,15 @@ impl RelayThread {
         Waker { shared: self.shared.clone() }
     }
 
-    /// What the relay is about, and what it has done.
+    /// What the relay is doing, and what it has done.
     #[must_use]
     pub fn status(&self) -> Status {
         self.shared.board.read()
     }
 
     /// Waits until the status is as wanted, or the relay has stopped, and says what it is. `wanted`
-    /// is asked again after each change, and as long as nothing changes it is not: if what you wait
-    /// for may never come, see [`RelayThread::wait_at_most`].
+    /// is asked after each change only: if what you wait for may never come, use
+    /// [`RelayThread::wait_at_most`].
     pub fn wait_for(&self, wanted: impl FnMut(&Status) -> bool) -> Status {
         self.shared.board.wait_for(None, wanted)
     }
@@ -154,15 +155,15 @@ impl RelayThread {
         self.shared.board.wait_for(Some(patience), wanted)
     }
 
-    /// Tells the relay to stop, and does not wait (F12): it claims no more and releases what is not
-    /// being published. What is being published it waits for, but no longer than `patience`; then
-    /// it releases that too, without counting a failure: it may have reached the broker, so it may
-    /// come twice (P9). Of several calls the least patient counts.
+    /// Tells the relay to stop, and does not wait. The relay claims no more, and releases what is
+    /// not being published (F12). It waits for what is being published, but no longer than
+    /// `patience`; then it releases that too, without counting a failure. That may have reached the
+    /// broker, so it may arrive twice (P9). Of several calls the least patient counts.
     pub fn request_stop(&self, patience: Duration) {
         self.shared.request_stop(patience);
     }
 
-    /// Waits until the relay has stopped. If it was not told to, that is for ever.
+    /// Waits until the relay has stopped; for ever, if it was not told to.
     pub fn join(mut self) -> Status {
         self.join_thread();
         self.status()
@@ -191,8 +192,8 @@ impl Drop for RelayThread {
     }
 }
 
-/// Tells a relay in the same process that there is something to do; cheap to clone, to send and to
-/// call.
+/// Tells a relay in the same process that there is something to do. It is cheap to clone, to send
+/// and to call.
 ///
 /// Without it the relay finds out when it polls; a relay in another process always does.
 #[derive(Clone)]
@@ -201,13 +202,14 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Events were committed. Call it after the commit: before it, there is nothing to be seen yet.
+    /// Says that events were committed. Call it after the commit; before it, there is nothing to
+    /// see yet.
     pub fn wake(&self) {
         self.shared.mailbox.post(|mail| mail.woken = true);
     }
 
-    /// The clock has moved otherwise than time has passed: a clock in a test was set, or the
-    /// machine has slept.
+    /// Says that the clock has moved by more or less than time has passed: a test has set its
+    /// clock, or the computer has slept.
     pub fn clock_moved(&self) {
         self.shared.mailbox.post(|mail| mail.clock_moved = true);
     }

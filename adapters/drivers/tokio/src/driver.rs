@@ -16,7 +16,8 @@ use twobox::relay::host::{Panic, Report, answered, messages, published};
 use twobox::relay::{
     Action, AsyncPublisher, Published, RelayMachine, RelaySettings, Status, Ticket,
 };
-use twobox::store::asynchronous::{AsyncStore, NoCall, drive};
+use twobox::store::NoCall;
+use twobox::store::asynchronous::{AsyncStore, drive};
 use twobox::{Checked, LeaseRef, Millis, Reason, Renewed};
 
 use crate::Control;

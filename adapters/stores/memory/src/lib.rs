@@ -1,13 +1,13 @@
 //! The reference store of twobox: all tables in memory, without std.
 //!
-//! It says what every store must do, in the fewest words, and it is the model that others are
+//! It shows what every store must do, in the fewest lines, and it is the model that others are
 //! checked against: its [`State`] can be cloned, compared and hashed. A crash loses what was not
 //! committed, and nothing else; that is what [`MemoryStore::crash`] does. When the program ends,
 //! everything is gone.
 //!
-//! One transaction writes at a time, and any number of views may be open meanwhile. To begin a
-//! transaction while another one is open waits by spinning; on the same thread that is for ever, as
-//! with any lock.
+//! One transaction writes at a time, and any number of views may be open meanwhile. Beginning a
+//! transaction while another one is open waits by spinning; on the same thread that is a deadlock,
+//! as with any lock.
 //!
 //! ```
 //! use twobox::{Fingerprint, Millis, Register, Registered, Request, Store};
@@ -31,10 +31,13 @@ use core::ops::Bound;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use spin::{Mutex, MutexGuard};
 use twobox::{
-    Applied, Batch, CallState, Delivery, Due, EventId, EventState, Finished, InboxState,
+    Applied, Batch, CallState, Delivery, Due, EventId, EventRow, EventState, Finished, InboxState,
     IndexEntry, Key, Lane, Load, Millis, OrderingKey, Query, Reader, Record, Rows, Stats, Store,
     Stored, Table, Tables, Transaction, Write,
 };
+
+/// A purge looks at no more than so many rows for each that it may remove.
+const LOOKS: usize = 16;
 
 /// A store in memory.
 #[derive(Debug, Default)]
@@ -43,7 +46,7 @@ pub struct MemoryStore {
     writer: Mutex<()>,
 }
 
-/// All tables at one moment. To clone it costs next to nothing: states share what they have in
+/// All tables at one moment. Cloning it costs next to nothing: states share what they have in
 /// common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct State {
@@ -171,7 +174,12 @@ impl State {
         else {
             unreachable!("the index leads to event {id}, which is not there");
         };
-        let outbox = self.get(&Key::Outbox(id.clone())).and_then(|stored| match &stored.record {
+        self.delivery_of(event.clone(), envelope)
+    }
+
+    fn delivery_of(&self, event: EventRow, envelope: bool) -> Delivery {
+        let key = Key::Outbox(event.event.id.clone());
+        let outbox = self.get(&key).and_then(|stored| match &stored.record {
             Record::Outbox(_, row) => Some((row.clone(), stored.revision)),
             Record::Request(..)
             | Record::Order(..)
@@ -182,7 +190,7 @@ impl State {
             | Record::Position(..)
             | Record::Call(..) => None,
         });
-        Delivery::new(event.clone(), outbox, envelope)
+        Delivery::new(event, outbox, envelope)
     }
 
     /// A lane without events, which must be there.
@@ -255,13 +263,14 @@ impl State {
 
     fn finished(&self, Finished { table, until, after, limit }: &Finished) -> Rows {
         let mut found = Rows::default();
-        for stored in self.after(*table, after.as_ref()) {
-            if found.rows.len() + found.deliveries.len() == *limit {
-                let last = found.rows.last().map(|stored| stored.record.key());
-                let event = found.deliveries.last().map(|next| Key::Event(next.id.clone()));
-                found.next = last.or(event);
+        let mut last: Option<&Stored> = None;
+        for (looked, stored) in self.after(*table, after.as_ref()).enumerate() {
+            let full = found.rows.len() + found.deliveries.len() == *limit;
+            if full || looked == limit.saturating_mul(LOOKS) {
+                found.next = last.map(|stored| stored.record.key());
                 break;
             }
+            last = Some(stored);
             let since = match &stored.record {
                 Record::Request(_, row) => row.placed.as_ref().map(|placed| placed.at),
                 Record::Order(_, row) => Some(row.committed_at),
@@ -274,12 +283,16 @@ impl State {
                 Record::Position(_, _, row) => Some(row.at),
                 Record::Call(_, _, row) => (row.state == CallState::Done).then_some(row.at),
                 Record::Event(row) => {
-                    let delivery = self.delivery(&row.event.id, false);
+                    // None is confirmed before it is committed.
+                    let outbox = Key::Outbox(row.event.id.clone());
+                    if row.event.time > *until && self.get(&outbox).is_none() {
+                        continue;
+                    }
+                    let delivery = self.delivery_of(row.clone(), false);
                     let lane = self.lane(&delivery.row.lane);
-                    if EventState::of(&lane.row, &delivery.row)
-                        .finished_since(row.event.time)
-                        .is_some_and(|since| since <= *until)
-                    {
+                    let since = EventState::of(&lane.row, &delivery.row);
+                    let since = since.finished_since(row.event.time);
+                    if since.is_some_and(|since| since <= *until) {
                         found.deliveries.push(delivery);
                     }
                     None
@@ -305,16 +318,18 @@ impl State {
     }
 
     fn apply(&mut self, batch: &Batch) -> Applied {
-        let mut writes = Vec::with_capacity(batch.changes().len());
         for change in batch.changes() {
             let key = change.key();
-            match change.on(self.get(&key)) {
-                Some(write) => writes.push((key, write)),
-                None => return Applied::Conflict(Some(key)),
+            if change.on(self.get(&key)).is_none() {
+                return Applied::Conflict(Some(key));
             }
         }
-        for (key, write) in writes {
-            if let Some(entry) = self.get(&key).and_then(|stored| stored.record.index_entry()) {
+        for change in batch.changes() {
+            let key = change.key();
+            let found = self.get(&key);
+            // Each key is named once, so what its guard finds is what it found above.
+            let Some(write) = change.on(found) else { unreachable!("{key} has changed") };
+            if let Some(entry) = found.and_then(|stored| stored.record.index_entry()) {
                 self.remove_entry(entry);
             }
             let table = &mut self.tables[key.table() as usize];

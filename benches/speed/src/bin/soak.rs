@@ -11,10 +11,10 @@ use std::fs;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use twobox::relay::{InProcess, Message, Relay, RelaySettings};
+use twobox::relay::{Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Fingerprint, Handled, Inbox, Millis,
-    OrderId, Owner, Request, Retention, RunError, Store,
+    Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Fingerprint, Handled, InProcess, Inbox,
+    Message, Millis, OrderId, Owner, Request, Retention, RunError, Store,
 };
 use twobox_redb::RedbStore;
 use twobox_speed::report::Data;

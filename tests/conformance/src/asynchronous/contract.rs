@@ -1,6 +1,6 @@
 //! What the traits ask of an async store beside what they ask of every store.
 
-use twobox::store::asynchronous::{AsyncLoad, AsyncStore, AsyncTables, AsyncTransaction};
+use twobox::store::asynchronous::{AsyncLoad, AsyncStore, AsyncTables, AsyncTransaction, write};
 use twobox::{Batch, Change, Expect, Key, Millis, Query, Record, Revision, RunError, Stored};
 
 use super::AsyncHarness;
@@ -168,11 +168,11 @@ pub fn run_and_write_commit_once<H: AsyncHarness>() -> Result<(), Failure> {
         harness.store().run(updates(0)?, now).await.map_err(Failure::store)?;
         same("after run", &committed(harness.store()).await?, &right(1))?;
         let update = updates(1)?;
-        let ended = harness.store().write(now, async |tx| tx.run(&update).await).await;
+        let ended = write(harness.store(), now, async |tx| tx.run(&update).await).await;
         ended.map_err(|error| Failure::store(error.flatten()))?;
         same("after write", &committed(harness.store()).await?, &right(2))?;
         let update = updates(2)?;
-        let ended = harness.store().write(now, async |tx| {
+        let ended = write(harness.store(), now, async |tx| {
             tx.run(&update).await.map_err(|error| error.to_string())?;
             Err::<(), _>("it fails".to_string())
         });

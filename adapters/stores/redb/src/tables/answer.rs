@@ -6,8 +6,8 @@ use core::ops::Bound;
 use redb::ReadableTable;
 use twobox::codec;
 use twobox::{
-    CallState, Due, EventId, EventState, Finished, InboxState, Key, Lane, Millis, OrderingKey,
-    Query, Record, Rows, Stats, Stored, Table,
+    CallState, Delivery, DeliveryState, Due, EventId, EventState, Finished, InboxState, Key, Lane,
+    Millis, OrderingKey, Query, Record, Rows, Stats, Stored, Table,
 };
 
 use super::load::{Opened, Scratch, Tables};
@@ -148,10 +148,10 @@ fn dead_event<S: Source>(
     tables: &Tables<'_, S>,
     id: &[u8],
     scratch: &mut Scratch,
-) -> Result<twobox::Delivery, RedbError> {
+) -> Result<Delivery, RedbError> {
     let delivery = tables.delivery(id, &mut scratch.decoder)?;
     let delivery = delivery.ok_or_else(|| place::index_error(id, "there is no such event"))?;
-    if matches!(delivery.row.state, twobox::DeliveryState::Dead(_)) {
+    if matches!(delivery.row.state, DeliveryState::Dead(_)) {
         Ok(delivery)
     } else {
         Err(place::index_error(id, "that event is not dead"))
@@ -256,13 +256,8 @@ fn finished_events<S: Source>(
         Seal::of(Table::Events).unseal(id.value(), sealed.value())?;
         let delivery = tables.delivery(id.value(), &mut scratch.decoder)?;
         let delivery = delivery.ok_or_else(|| place::index_error(id.value(), "it is gone"))?;
-        let key = &delivery.row.lane;
-        let lane = tables.lane(key.as_str().as_bytes(), &mut scratch.decoder)?;
-        let lane = lane.ok_or_else(|| lane_is_missing(key))?;
-        let since = EventState::of(&lane.row, &delivery.row);
-        let since = since.finished_since(delivery.row.committed_at);
         let id = delivery.id.clone();
-        if since.is_some_and(|since| since <= *until) {
+        if is_finished(tables, &delivery, *until, scratch)? {
             found.deliveries.push(delivery);
         }
         if found.deliveries.len() == *limit || n + 1 == looks {
@@ -270,6 +265,24 @@ fn finished_events<S: Source>(
         }
     }
     Ok(found)
+}
+
+/// Whether nothing can happen to an event any more since this time.
+fn is_finished<S: Source>(
+    tables: &Tables<'_, S>,
+    delivery: &Delivery,
+    until: Millis,
+    scratch: &mut Scratch,
+) -> Result<bool, RedbError> {
+    let (key, committed_at) = (&delivery.row.lane, delivery.row.committed_at);
+    // None is confirmed before it is committed.
+    if delivery.row.state == DeliveryState::Pending && committed_at > until {
+        return Ok(false);
+    }
+    let lane = tables.lane(key.as_str().as_bytes(), &mut scratch.decoder)?;
+    let lane = lane.ok_or_else(|| lane_is_missing(key))?;
+    let since = EventState::of(&lane.row, &delivery.row).finished_since(committed_at);
+    Ok(since.is_some_and(|since| since <= until))
 }
 
 fn stats<S: Source>(

@@ -216,7 +216,7 @@ fn an_index_entry_without_its_row_is_damage() {
     let unsealed = (block(5, &["customer-7"]).0, b"\x01a".to_vec());
     let garbage = |bytes: &'static [u8]| {
         move |tx: &redb::WriteTransaction| {
-            drop(tx.open_table(DEAD).unwrap().insert(bytes, ()).unwrap())
+            drop(tx.open_table(DEAD).unwrap().insert(bytes, ()).unwrap());
         }
     };
     type Harm = Box<dyn Fn(&redb::WriteTransaction)>;

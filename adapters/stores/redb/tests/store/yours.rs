@@ -129,17 +129,17 @@ fn a_table_of_yours_with_our_name_is_refused() {
     type Make = fn(&redb::WriteTransaction);
     let makers: [(&str, Make); 5] = [
         ("twobox_meta", |tx| {
-            drop(tx.open_table(TableDefinition::<&str, u64>::new("twobox_meta")).unwrap())
+            drop(tx.open_table(TableDefinition::<&str, u64>::new("twobox_meta")).unwrap());
         }),
         ("twobox_meta", |tx| {
             let table = TableDefinition::<&[u8], &[u8]>::new("twobox_meta");
             tx.open_table(table).unwrap().insert(&b"mine"[..], &b"mine"[..]).unwrap();
         }),
         ("twobox_events", |tx| {
-            drop(tx.open_table(TableDefinition::<&str, u64>::new("twobox_events")).unwrap())
+            drop(tx.open_table(TableDefinition::<&str, u64>::new("twobox_events")).unwrap());
         }),
         ("twobox_mine", |tx| {
-            drop(tx.open_table(TableDefinition::<&str, u64>::new("twobox_mine")).unwrap())
+            drop(tx.open_table(TableDefinition::<&str, u64>::new("twobox_mine")).unwrap());
         }),
         ("twobox_dead", |tx| {
             drop(
