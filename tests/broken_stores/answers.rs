@@ -177,9 +177,8 @@ defects! {
     a_purge_takes_open_requests: "contract::every_state_follows_every_state",
         ["what is finished", "requests", "must not be there"],
         Defect { answer: |query, rows, disk| {
-            if let Query::Finished(Finished { table: Table::Requests, limit: 100, after: None, .. }) =
-                query
-            {
+            let Query::Finished(finished) = query else { return };
+            if (finished.table, finished.limit) == (Table::Requests, 100) {
                 *rows = all_of(disk, Table::Requests);
                 rows.rows.truncate(100);
             }
@@ -191,6 +190,18 @@ defects! {
             if let (Query::Finished(_), None) = (query, &rows.next) {
                 rows.next = rows.rows.first().map(|row| row.record.key());
             }
+        }, ..RIGHT };
+    a_purge_ends_where_there_is_nothing_for_a_while: "contract::answers_are_those_of_the_model",
+        ["what is finished", "is missing"],
+        Defect { answer: |query, rows, disk| {
+            let Query::Finished(Finished { table, after, limit, .. }) = query else { return };
+            let all = all_of(disk, *table).rows.into_iter().map(|row| row.record.key());
+            let looked: Vec<Key> =
+                all.filter(|key| Some(key) > after.as_ref()).take(*limit).collect();
+            rows.rows.retain(|row| looked.contains(&row.record.key()));
+            rows.deliveries.retain(|next| looked.contains(&Key::Event(next.id.clone())));
+            let found = rows.rows.len() + rows.deliveries.len() > 0;
+            rows.next = looked.last().filter(|_| found).cloned();
         }, ..RIGHT };
     counts_forget_the_dead: "contract::answers_are_those_of_the_model",
         ["the answer to Stats", "the counts are"],

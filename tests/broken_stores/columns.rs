@@ -68,7 +68,9 @@ defects! {
         keep!(Record::Event(row) => row.event.headers = twobox::Headers::new());
     an_event_is_of_its_request: "contract::columns_are_kept_apart",
         ["row events event-", "order: \"order:req-001\""],
-        keep!(Record::Event(row) => row.event.order = twobox::OrderId::new("order:req-001").unwrap());
+        keep!(Record::Event(row) => {
+            row.event.order = twobox::OrderId::new("order:req-001").unwrap();
+        });
     all_events_are_of_one_type: "contract::columns_are_kept_apart",
         ["row events event-", "event_type: \"order.created\""],
         keep!(Record::Event(row) => {
@@ -98,9 +100,8 @@ defects! {
         ["row outbox event-", "Dead(Millis(5023))"],
         keep!(Record::Outbox(_, row) => match &mut row.state {
             DeliveryState::Pending => {}
-            DeliveryState::Dead(at) | DeliveryState::Discarded(at) | DeliveryState::Cancelled(at) => {
-                *at = row.due;
-            }
+            DeliveryState::Dead(at) => *at = row.due,
+            DeliveryState::Discarded(at) | DeliveryState::Cancelled(at) => *at = row.due,
         });
     the_discarded_are_cancelled: "contract::columns_are_kept_apart",
         ["row outbox event-", "Cancelled(Millis(5012))"],
@@ -112,7 +113,9 @@ defects! {
         keep!(Record::Outbox(_, row) => row.moved &= row.state == DeliveryState::Pending);
     an_event_that_is_pending_has_no_reason: "contract::columns_are_kept_apart",
         ["row outbox event-", "reason: None"],
-        keep!(Record::Outbox(_, row) => if row.state == DeliveryState::Pending { row.reason = None; });
+        keep!(Record::Outbox(_, row) => if row.state == DeliveryState::Pending {
+            row.reason = None;
+        });
     an_empty_reason_is_none: "contract::columns_are_kept_apart",
         ["row outbox event-", "reason: None"],
         keep!(Record::Outbox(_, row) => row.reason = unless_empty(&row.reason));
@@ -136,7 +139,9 @@ defects! {
         keep!(Record::Lane(_, row) => row.head = row.confirmed + 1);
     a_lane_is_due_when_its_lease_ends: "contract::columns_are_kept_apart",
         ["row lanes lane-", "due: Some(Millis(5005))"],
-        keep!(Record::Lane(_, row) => if let Some(lease) = &row.lease { row.due = Some(lease.until); });
+        keep!(Record::Lane(_, row) => if let Some(lease) = &row.lease {
+            row.due = Some(lease.until);
+        });
     a_lease_ends_when_its_lane_is_due: "contract::columns_are_kept_apart",
         ["row lanes lane-", "until: Millis(5006)"],
         keep!(Record::Lane(_, row) => if let (Some(lease), Some(due)) = (&mut row.lease, row.due) {
@@ -158,7 +163,9 @@ defects! {
         keep!(Record::Inbox(_, _, row) => row.effect = row.state == InboxState::Applied);
     what_is_applied_has_not_failed: "contract::columns_are_kept_apart",
         ["row inbox loyalty/applied-", "failures: 0"],
-        keep!(Record::Inbox(_, _, row) => if row.state == InboxState::Applied { row.failures = 0; });
+        keep!(Record::Inbox(_, _, row) => if row.state == InboxState::Applied {
+            row.failures = 0;
+        });
     a_position_begins_when_it_moves: "contract::columns_are_kept_apart",
         ["row positions loyalty/apart", "begun: Millis(5032)"],
         keep!(Record::Position(_, _, row) => row.begun = row.at);

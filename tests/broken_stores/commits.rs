@@ -1,8 +1,8 @@
 //! Stores that lose what was committed, keep what was not, or show what is not there yet.
 
 use super::{Defect, RIGHT, Way};
+use crate::defect::does;
 use crate::defects;
-use crate::store::does;
 use twobox::Change;
 
 defects! {
@@ -39,6 +39,9 @@ defects! {
     a_view_shows_what_is_not_committed: "contract::a_view_is_a_snapshot",
         ["when others have written and not committed", "row requests shop/more must not be there"],
         does(Way::ViewSeesUncommitted);
+    lanes_and_their_events_are_of_different_moments: "contract::an_answer_is_of_one_moment",
+        ["the answer to Due", "lane busy", "of different moments"],
+        does(Way::AnswersAreTorn);
     two_writers_lose_updates: "contract::two_writers_lose_nothing",
         ["two writers of one row that both change", "a write was lost", "lanes shared"],
         does(Way::WritersDoNotWait);

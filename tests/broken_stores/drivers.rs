@@ -1,8 +1,8 @@
 //! Stores whose own `run`, `write` or `transact` is wrong, or that do not survive a panic.
 
 use super::{Defect, Way};
+use crate::defect::does;
 use crate::defects;
-use crate::store::does;
 
 defects! {
     transact_commits_nothing: "contract::transact_ends_as_its_work_says",

@@ -1,8 +1,8 @@
 //! Stores that check guards wrongly, count revisions wrongly, or change a lane wrongly.
 
 use super::{Defect, RIGHT, Way};
+use crate::defect::{Guard, does};
 use crate::defects;
-use crate::store::{Guard, does};
 use twobox::{Change, Expect, Key, LaneEdit, LaneRow, Revision};
 
 fn is_lane(guard: &Guard<'_>) -> bool {

@@ -1,8 +1,8 @@
 //! Stores whose index does not follow the rows: an entry that stays, or goes, at some change.
 
 use super::{Defect, RIGHT, Way};
+use crate::defect::does;
 use crate::defects;
-use crate::store::does;
 use twobox::{DeliveryState, EventState, Record};
 
 fn dead(record: &Record) -> bool {
@@ -61,6 +61,32 @@ defects! {
         ["the answer to Due", "lane"],
         Defect {
             comes: |_, new| lane(Some(new)).is_none_or(|row| row.lease.is_none()),
+            ..RIGHT
+        };
+    a_lane_that_is_claimed_stays_due: "contract::every_state_follows_every_state",
+        ["the answer to", "lane"],
+        Defect {
+            goes: |old, new| {
+                lane(Some(old)).is_none() || lane(new).is_none_or(|row| row.lease.is_none())
+            },
+            ..RIGHT
+        };
+    a_lane_that_is_freed_stays_due_when_its_lease_ends: "contract::every_state_follows_every_state",
+        ["the answer to", "lane"],
+        Defect {
+            goes: |old, new| {
+                let freed = lane(new).is_some_and(|row| row.lease.is_none());
+                !(lane(Some(old)).is_some_and(|row| row.lease.is_some()) && freed)
+            },
+            ..RIGHT
+        };
+    a_lane_that_is_freed_is_not_due: "contract::every_state_follows_every_state",
+        ["the answer to", "lane"],
+        Defect {
+            comes: |old, new| {
+                let freed = lane(Some(new)).is_some_and(|row| row.lease.is_none());
+                !(lane(old).is_some_and(|row| row.lease.is_some()) && freed)
+            },
             ..RIGHT
         };
     an_event_redriven_stays_dead: "contract::every_state_follows_every_state",

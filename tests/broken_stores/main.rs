@@ -1,11 +1,13 @@
-//! The kit is tested itself: stores that are wrong on purpose, each in one way that a real one was or
-//! could be, must fail it, with a message that says what is wrong.
+//! The kit is tested itself: stores that are wrong on purpose, each in one way that a real one was
+//! or could be, must fail it, with a message that says what is wrong.
 
 #![allow(clippy::unwrap_used, reason = "what is made of valid parts is valid")]
 
 mod answers;
 mod columns;
 mod commits;
+mod defect;
+mod disk;
 mod drivers;
 mod guards;
 mod index;
@@ -14,7 +16,9 @@ mod store;
 
 use std::cell::Cell;
 
-use store::{Defect, Disk, RIGHT, Small, Way};
+use defect::{Defect, RIGHT, Way};
+use disk::Disk;
+use store::Small;
 use twobox::Key;
 use twobox_conformance::{
     Damage, ErrorOf, Harness, TxOf, check, contract, failures, matrix, scenario,

@@ -96,10 +96,14 @@ defects! {
         Defect { key: |text| first(text, 255), ..RIGHT };
     bodies_are_cut_at_64_kib: "contract::bodies_of_any_size",
         ["bodies of any size", "65536 bytes"],
-        Defect { keep: |record| bodies(record, |body| cut(body, |size| size.min(65_535))), ..RIGHT };
+        Defect { keep: |record| bodies(record, |body| {
+            cut(body, |size| size.min(65_535))
+        }), ..RIGHT };
     bodies_are_cut_at_4_mib: "contract::bodies_of_any_size",
         ["bodies of 4194305 bytes", "4194304 bytes"],
-        Defect { keep: |record| bodies(record, |body| cut(body, |size| size.min(4 << 20))), ..RIGHT };
+        Defect { keep: |record| bodies(record, |body| {
+            cut(body, |size| size.min(4 << 20))
+        }), ..RIGHT };
     the_size_of_bodies_wraps: "contract::bodies_of_any_size",
         ["bodies of any size", "0 bytes"],
         Defect { keep: |record| bodies(record, |body| cut(body, |size| size % 65_536)), ..RIGHT };
@@ -133,9 +137,9 @@ defects! {
         ["a header of 256 bytes", "row events"],
         Defect { keep: |record| {
             if let Record::Event(EventRow { event: Event { headers, .. }, .. }) = record {
-                let cut = headers.iter().map(|(name, value)| (name.clone(), first(value.as_str(), 255)));
-                *headers = cut.fold(twobox::Headers::new(), |headers, (name, value)| {
-                    headers.with(name, value).unwrap()
+                let none = twobox::Headers::new();
+                *headers = headers.iter().fold(none, |headers, (name, value)| {
+                    headers.with(name, first(value.as_str(), 255)).unwrap()
                 });
             }
         }, ..RIGHT };

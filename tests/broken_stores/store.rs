@@ -1,7 +1,7 @@
-//! A small store that is right, except for the one thing that its defect says. It keeps rows with an
-//! index beside them, as a store in a file would, and a crash leaves what was made durable.
+//! A small store that is right, except for the one thing that its defect says. It keeps rows with
+//! an index beside them, as a store in a file would, and a crash leaves what was made durable.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error as ThisError;
 use twobox::{
-    Applied, Batch, CallState, Change, Delivery, Due, End, EventId, EventRow, EventState,
-    FORMAT_VERSION, Finished, InboxState, IndexEntry, Key, Lane, LaneEdit, LaneRow, Load, Millis,
-    OrderingKey, OutboxRow, Query, Reader, Record, Revision, Rows, RunError, Seen, Stats, Store,
-    StoreError, Stored, Table, Tables, Transaction, Transition, Writing,
+    Applied, Batch, Change, End, EventId, EventRow, FORMAT_VERSION, IndexEntry, Key, Load, Millis,
+    Query, Reader, Record, Revision, Rows, RunError, Seen, Store, StoreError, Stored, Table,
+    Tables, Transaction, Transition, Writing,
 };
+
+use crate::defect::{Defect, Guard, Way};
+use crate::disk::{Disk, text};
 
 /// What can go wrong in it.
 #[derive(Debug, ThisError)]
@@ -27,326 +29,6 @@ pub(crate) enum Error {
 impl StoreError for Error {
     fn is_conflict(&self) -> bool {
         matches!(self, Self::Conflict)
-    }
-}
-
-/// What a store does in its own way. Each function is given what would be right.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Defect {
-    /// What is asked instead.
-    pub(crate) ask: fn(&mut Query),
-    /// What becomes of an answer.
-    pub(crate) answer: fn(&Query, &mut Rows, &Disk),
-    /// Whether a query fails.
-    pub(crate) fails: fn(&Query) -> bool,
-    /// What becomes of the changes of a batch.
-    pub(crate) batch: fn(&mut Vec<Change>),
-    /// Whether a guard holds: of a change, at this place in the batch, of the row that is there,
-    /// and which row was seen before, if somebody says what was.
-    pub(crate) guard: fn(&Guard<'_>) -> bool,
-    /// Which row a broken guard is said to be of.
-    pub(crate) names: fn(Key) -> Key,
-    /// What a lane becomes by an edit.
-    pub(crate) edited: fn(&LaneRow, u64, &LaneEdit, Millis) -> Option<LaneRow>,
-    /// What becomes of a row when it is kept.
-    pub(crate) keep: fn(&mut Record),
-    /// What becomes of a revision.
-    pub(crate) revision: fn(Revision) -> Revision,
-    /// Which row a key is of, by its table and its parts.
-    pub(crate) key: fn(&str) -> String,
-    /// Whether the entry of a row goes when that becomes another one, or goes itself.
-    pub(crate) goes: fn(&Record, Option<&Record>) -> bool,
-    /// Whether the entry of a row comes when it is written in the place of another one.
-    pub(crate) comes: fn(Option<&Record>, &Record) -> bool,
-    /// From which place on there may be pending events.
-    pub(crate) from: fn(&LaneRow) -> u64,
-    /// Whether what is found at a place is pending.
-    pub(crate) pending: fn(&LaneRow, u64, &OutboxRow) -> bool,
-    /// What else.
-    pub(crate) way: Way,
-}
-
-/// What is not a matter of one row or one answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
-    Right,
-    TransactCommitsNothing,
-    TransactCommitsARollBack,
-    TransactRunsTwice,
-    TransactRunsAgain,
-    TransactSwallowsPanics,
-    RunCommitsNothing,
-    RunRunsTwice,
-    RunGivesUp,
-    WriteCommitsNothing,
-    WriteCommitsAnError,
-    TxRunWritesNothing,
-    TxRunIgnoresConflicts,
-    PanicPoisons,
-    PanicCommits,
-    DropCommits,
-    ViewIsLive,
-    ViewSeesUncommitted,
-    WritersDoNotWait,
-    WritersMeetConflicts,
-    LaneEditsMeetNoConflicts,
-    CachesEvents,
-    ReadsNotItsOwnWrites,
-    LosesTheLastCommit,
-    EachThirdCommitIsLost,
-    CommitsAtDrop,
-    LosesWhatMayBeLost,
-    WhatMayBeLostTakesTheNext,
-    OneThatMayBeLostIsEnough,
-    IndexOneCommitLate,
-    IndexAddsThenRemoves,
-    IndexRemovesThenAdds,
-    SeenIsEnough,
-    SeenForgetsTheIndex,
-    RevisionsGoOnAfterDelete,
-    ConflictsByChance,
-    OwnRows,
-    LeavesOutTheDamaged,
-    ReadsAnyFormat,
-}
-
-/// What is known where a guard is checked.
-pub(crate) struct Guard<'a> {
-    pub(crate) change: &'a Change,
-    pub(crate) at: usize,
-    pub(crate) there: Option<&'a Stored>,
-}
-
-impl Guard<'_> {
-    pub(crate) fn holds(&self) -> bool {
-        self.change.on(self.there).is_some()
-    }
-}
-
-/// A store without a defect.
-pub(crate) const RIGHT: Defect = Defect {
-    ask: |_| {},
-    answer: |_, _, _| {},
-    fails: |_| false,
-    batch: |_| {},
-    guard: |guard| guard.holds(),
-    names: |key| key,
-    edited: LaneRow::edited,
-    keep: |_| {},
-    revision: |revision| revision,
-    key: |text| text.to_string(),
-    goes: |_, _| true,
-    comes: |_, _| true,
-    from: |lane| lane.head,
-    pending: |lane, at, row| {
-        let state = EventState::of(lane, row);
-        row.sequence == at && matches!(state, EventState::Pending | EventState::Leased)
-    },
-    way: Way::Right,
-};
-
-/// Rows, and an index of them.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Disk {
-    pub(crate) rows: BTreeMap<Key, Stored>,
-    /// Under which text a row is kept, and under which key.
-    keys: BTreeMap<(Table, String), Key>,
-    pub(crate) due: BTreeSet<(Millis, OrderingKey)>,
-    pub(crate) places: BTreeMap<(OrderingKey, u64), EventId>,
-    pub(crate) dead: BTreeSet<EventId>,
-    /// How often rows were written that are gone.
-    gone: BTreeMap<Key, Revision>,
-    own: BTreeMap<String, String>,
-    /// Rows whose bytes are wrong.
-    pub(crate) damaged: BTreeSet<Key>,
-}
-
-/// The text of a key, whose parts no other text has.
-fn text(key: &Key) -> String {
-    match key {
-        Key::Request(key) => format!("{}\0{}", key.scope, key.id),
-        Key::Order(id) => id.to_string(),
-        Key::Event(id) | Key::Outbox(id) => id.to_string(),
-        Key::Lane(key) => key.to_string(),
-        Key::Position(consumer, key) => format!("{consumer}\0{key}"),
-        Key::Inbox(consumer, id) | Key::Effect(consumer, id) | Key::Call(consumer, id) => {
-            format!("{consumer}\0{id}")
-        }
-    }
-}
-
-impl Disk {
-    /// The row of a key, as the store finds it.
-    fn get(&self, defect: &Defect, key: &Key) -> Option<&Stored> {
-        let text = (defect.key)(&text(key));
-        self.rows.get(self.keys.get(&(key.table(), text))?)
-    }
-
-    pub(crate) fn delivery(&self, id: &EventId, envelope: bool) -> Option<Delivery> {
-        let Record::Event(event) = &self.rows.get(&Key::Event(id.clone()))?.record else {
-            return None;
-        };
-        let outbox = self.rows.get(&Key::Outbox(id.clone())).and_then(|stored| {
-            let Record::Outbox(_, row) = &stored.record else { return None };
-            Some((row.clone(), stored.revision))
-        });
-        Some(Delivery::new(event.clone(), outbox, envelope))
-    }
-
-    fn lane(&self, key: &OrderingKey) -> Option<Lane> {
-        let Stored { record: Record::Lane(key, row), revision } =
-            self.rows.get(&Key::Lane(key.clone()))?
-        else {
-            return None;
-        };
-        let (key, row, revision) = (key.clone(), row.clone(), *revision);
-        Some(Lane { key, row, revision, pending: Vec::new() })
-    }
-
-    fn pending(&self, defect: &Defect, lane: &Lane, envelope: bool) -> Vec<Delivery> {
-        let from = (lane.key.clone(), (defect.from)(&lane.row));
-        let places = self.places.range(from..=(lane.key.clone(), u64::MAX));
-        let found = places.filter_map(|((_, at), id)| {
-            let delivery = self.delivery(id, envelope)?;
-            (defect.pending)(&lane.row, *at, &delivery.row).then_some(delivery)
-        });
-        found.collect()
-    }
-
-    fn answer(&self, defect: &Defect, query: &Query) -> Rows {
-        match query {
-            Query::Rows(keys) => {
-                let rows = keys.as_slice().iter().filter_map(|key| self.get(defect, key));
-                Rows::of(rows.cloned().collect())
-            }
-            Query::Due(due) => Rows { lanes: self.due(defect, due), ..Rows::default() },
-            Query::Deliveries { events, run } => {
-                let found = events.iter().filter_map(|id| self.delivery(id, false));
-                let deliveries: Vec<Delivery> = found.collect();
-                let keys: BTreeSet<&OrderingKey> =
-                    deliveries.iter().map(|next| &next.row.lane).collect();
-                let lanes = keys.into_iter().filter_map(|key| {
-                    let lane = self.lane(key)?;
-                    let mut pending = self.pending(defect, &lane, false);
-                    pending.truncate(*run);
-                    Some(Lane { pending, ..lane })
-                });
-                Rows { lanes: lanes.collect(), deliveries: deliveries.clone(), ..Rows::default() }
-            }
-            Query::Dead { after, limit } => {
-                let dead = self.dead.iter().filter(|id| Some(*id) > after.as_ref());
-                let found = dead.filter_map(|id| self.delivery(id, false)).take(*limit);
-                Rows { deliveries: found.collect(), ..Rows::default() }
-            }
-            Query::Finished(finished) => self.finished(finished),
-            Query::Stats { now } => Rows { stats: self.stats(defect, *now), ..Rows::default() },
-            Query::Walk { table, after, limit } => {
-                let rows = self.rows.iter().filter(|(key, _)| key.table() == *table);
-                let rows = rows.filter(|(key, _)| Some(*key) > after.as_ref()).take(*limit);
-                Rows::of(rows.map(|(_, row)| row.clone()).collect())
-            }
-        }
-    }
-
-    fn due(&self, defect: &Defect, due: &Due) -> Vec<Lane> {
-        let (mut found, mut events, mut bytes) = (Vec::new(), due.events, due.bytes);
-        for (time, key) in self.due.iter().filter(|(time, _)| *time >= due.floor) {
-            if found.len() == due.lanes || events == 0 || bytes == 0 || *time == Millis::MAX {
-                break;
-            }
-            let Some(mut lane) = self.lane(key) else { continue };
-            if *time > due.now {
-                found.push(lane);
-                break;
-            }
-            for delivery in self.pending(defect, &lane, true).into_iter().take(due.run) {
-                let size = delivery.event.as_ref().map_or(0, |event| event.body.bytes().len());
-                lane.pending.push(delivery);
-                bytes = bytes.saturating_sub(size);
-                if bytes == 0 {
-                    break;
-                }
-            }
-            events = events.saturating_sub(lane.pending.len());
-            found.push(lane);
-        }
-        found
-    }
-
-    fn finished(&self, Finished { table, until, after, limit }: &Finished) -> Rows {
-        let mut found = Rows::default();
-        let rows = self.rows.iter().filter(|(key, _)| key.table() == *table);
-        for (key, stored) in rows.filter(|(key, _)| Some(*key) > after.as_ref()) {
-            if found.rows.len() + found.deliveries.len() == *limit {
-                let last = found.rows.last().map(|stored| stored.record.key());
-                let event = found.deliveries.last().map(|next| Key::Event(next.id.clone()));
-                found.next = last.or(event);
-                break;
-            }
-            let since = match &stored.record {
-                Record::Request(_, row) => row.placed.as_ref().map(|placed| placed.at),
-                Record::Order(_, row) => Some(row.committed_at),
-                Record::Lane(key, row) => {
-                    let places = (key.clone(), 0)..=(key.clone(), u64::MAX);
-                    let empty = self.places.range(places).next().is_none();
-                    (empty && row.index_due().is_none()).then_some(row.changed_at)
-                }
-                Record::Inbox(_, _, row) => (row.state == InboxState::Applied).then_some(row.at),
-                Record::Position(_, _, row) => Some(row.at),
-                Record::Call(_, _, row) => (row.state == CallState::Done).then_some(row.at),
-                Record::Outbox(..) | Record::Effect(..) => None,
-                Record::Event(row) => {
-                    let delivery = self.delivery(&row.event.id, false);
-                    let state = delivery.as_ref().and_then(|delivery| {
-                        Some(EventState::of(&self.lane(&delivery.row.lane)?.row, &delivery.row))
-                    });
-                    let since = state.and_then(|state| state.finished_since(row.event.time));
-                    found
-                        .deliveries
-                        .extend(delivery.filter(|_| since.is_some_and(|at| at <= *until)));
-                    continue;
-                }
-            };
-            if since.is_some_and(|since| since <= *until) {
-                found.rows.extend(self.rows.get(key).cloned());
-            }
-        }
-        found
-    }
-
-    fn stats(&self, defect: &Defect, now: Millis) -> Stats {
-        let mut stats = Stats::default();
-        for lane in self.due.iter().filter_map(|(_, key)| self.lane(key)) {
-            let pending = self.pending(defect, &lane, false);
-            stats.add_lane(now, &lane.row, pending.iter().map(|delivery| &delivery.row));
-        }
-        let dead = self.dead.iter().filter_map(|id| self.delivery(id, false));
-        dead.for_each(|delivery| stats.add_dead(&delivery.row));
-        stats
-    }
-
-    fn insert(&mut self, entry: IndexEntry) {
-        match entry {
-            IndexEntry::Due(due, lane) => drop(self.due.insert((due, lane))),
-            IndexEntry::Place(lane, sequence, id) => {
-                self.places.insert((lane, sequence), id);
-            }
-            IndexEntry::Dead(id) => drop(self.dead.insert(id)),
-        }
-    }
-
-    fn remove(&mut self, entry: &IndexEntry) {
-        match entry {
-            IndexEntry::Due(due, lane) => drop(self.due.remove(&(*due, lane.clone()))),
-            IndexEntry::Place(lane, at, _) => drop(self.places.remove(&(lane.clone(), *at))),
-            IndexEntry::Dead(id) => drop(self.dead.remove(id)),
-        }
-    }
-
-    /// The rows of this one, with the index of another one.
-    fn with_index_of(&self, other: &Self) -> Self {
-        let (due, places, dead) = (other.due.clone(), other.places.clone(), other.dead.clone());
-        Self { due, places, dead, ..self.clone() }
     }
 }
 
@@ -461,7 +143,17 @@ impl Load for View<'_> {
         }
         let open = self.store.kept().open.clone();
         let open = open.filter(|_| self.store.is(Way::ViewSeesUncommitted));
-        load(self.store.defect, open.as_ref().unwrap_or(&self.disk), query)
+        let mut rows = load(self.store.defect, open.as_ref().unwrap_or(&self.disk), query)?;
+        if self.store.is(Way::AnswersAreTorn) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            let later = self.store.kept().committed.clone();
+            for (lane, later) in
+                rows.lanes.iter_mut().zip(later.answer(self.store.defect, query).lanes)
+            {
+                lane.pending = later.pending;
+            }
+        }
+        Ok(rows)
     }
 }
 
@@ -850,9 +542,4 @@ impl Drop for Tx<'_> {
             self.finish();
         }
     }
-}
-
-/// A defect that is not a matter of one row or one answer.
-pub(crate) const fn does(way: Way) -> Defect {
-    Defect { way, ..RIGHT }
 }

@@ -35,10 +35,12 @@ pub trait Harness: Sized + 'static {
     fn open() -> Self;
 
     /// Ends the program without warning and opens the store again: everything is lost that is not
-    /// committed, and nothing else; what may be lost in a crash is not lost here, so a store that can
-    /// be told to lose it is opened without that. The store must not get a chance to write what it still has in
-    /// the memory of the program: copy its files while it is open, and open the copy. To close a
-    /// file and open it again does not show a commit that was in memory only.
+    /// committed, and nothing else. What may be lost in a crash is not lost here, so a store that
+    /// can be told to lose it is opened without that.
+    ///
+    /// The store must not get a chance to write what it still has in the memory of the program:
+    /// copy its files while it is open, and open the copy. To close a file and open it again does
+    /// not show a commit that was in memory only.
     #[must_use]
     fn crash(self) -> Self;
 
@@ -78,8 +80,8 @@ pub trait Damage: Harness {
     /// The store's own.
     fn damage(self, row: &Key) -> Result<Self, String>;
 
-    /// Writes another format version than [`FORMAT_VERSION`](twobox::FORMAT_VERSION) where the store
-    /// keeps it, and opens it again.
+    /// Writes a format version where the store keeps its own, which is
+    /// [`FORMAT_VERSION`](twobox::FORMAT_VERSION), and opens it again.
     ///
     /// # Errors
     ///

@@ -180,9 +180,9 @@ impl Run<'_> {
         });
         format!(
             "only {struck} of {all} faults have struck: {next}this run came to {reached} points, \
-             and an earlier one with the same steps to others. The same calls must come to the same \
-             each time: look for a store that reports conflicts or errors of its own accord, for an \
-             answer that depends on the time or on chance, or for stores that share a file"
+             and an earlier one with the same steps to others. The same calls must come to the \
+             same each time: look for a store that reports conflicts or errors of its own accord, \
+             for an answer that depends on the time or on chance, or for stores that share a file"
         )
     }
 

@@ -14,12 +14,18 @@ fn checks<H: Harness>() -> Vec<Check> {
     let mut checks: Vec<Check> = Vec::new();
     macro_rules! contracts {
         ({ $given:ident } $($name:ident)*) => {
-            $(checks.push((concat!("contract::", stringify!($name)).to_string(), crate::contract::$name::<H>));)*
+            $(checks.push((
+                concat!("contract::", stringify!($name)).to_string(),
+                crate::contract::$name::<H>,
+            ));)*
         };
     }
     macro_rules! scenarios {
         ({ $given:ident } $($name:ident)*) => {
-            $(checks.push((format!("scenarios::{}", stringify!($name)), || matrix::scenario::<H>(&scenario::$name)));)*
+            $(checks.push((
+                concat!("scenarios::", stringify!($name)).to_string(),
+                || matrix::scenario::<H>(&scenario::$name),
+            ));)*
         };
     }
     crate::each_contract!(contracts, H);
@@ -60,7 +66,8 @@ fn caught(check: impl Fn() -> Result<(), Failure>) -> Result<(), Failure> {
 /// Makes the tests for a [`Harness`](crate::Harness), each with a name of its own:
 ///
 /// - `contract::*`: what the core's traits ask of a store;
-/// - `scenarios::*`: each scenario without faults, with one store and with two;
+/// - `scenarios::*`: each scenario without faults, with one store and with two, also through the
+///   store's own `run`, `write` and `transact`;
 /// - `faults::*`: each scenario with each kind of fault at each point (P8);
 /// - `pairs::*`: the same with all pairs of two faults, or with each n-th if `pairs: n` is given,
 ///   for stores that are slow to open;
@@ -90,8 +97,8 @@ macro_rules! suite {
     };
 }
 
-/// Makes the tests for a harness with [`Damage`](crate::Damage), in `damage::*`: a row that cannot be
-/// read is an error, and another format is refused.
+/// Makes the tests for a harness with [`Damage`](crate::Damage), in `damage::*`: a row that cannot
+/// be read is an error, and another format is refused.
 ///
 /// ```ignore
 /// twobox_conformance::suite_damage!(MyHarness);

@@ -1,13 +1,14 @@
 //! Transactions and views that are open at the same time.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 use twobox::{
-    Applied, Change, Expect, Key, LaneEdit, LaneRow, Lease, Load as _, Millis, OrderId,
-    OrderingKey, Owner, Query, Reader, Record, Revision, Store, StoreError, Stored, Table, Tables,
-    Transaction,
+    Applied, Change, Due, EventId, Expect, Key, LaneEdit, LaneRow, Lease, Load as _, Millis,
+    OrderId, OrderingKey, Owner, Query, Reader, Record, Revision, Store, StoreError, Stored, Table,
+    Tables, Transaction,
 };
 
 use super::{all, batch, committed, fill, load, put, rows, same, write};
@@ -30,7 +31,7 @@ pub fn a_view_is_a_snapshot<H: Harness>() -> Result<(), Failure> {
         let now = Millis::new(50);
         let all = usize::MAX;
         let floor = Millis::new(0);
-        let due = twobox::Due { now, floor, lanes: all, run: all, events: all, bytes: all };
+        let due = Due { now, floor, lanes: all, run: all, events: all, bytes: all };
         [Query::Due(due), Query::Stats { now }, Query::Dead { after: None, limit: all }]
     };
     let mut view = harness.store().view().map_err(Failure::store)?;
@@ -67,9 +68,82 @@ pub fn a_view_is_a_snapshot<H: Harness>() -> Result<(), Failure> {
     ensure(committed(&harness)? != right, || "the commit did not take".to_string())
 }
 
+/// An answer is of one moment: a lane and what is pending in it, while somebody puts events to the
+/// lane all the time.
+///
+/// # Errors
+///
+/// The lane that was of another moment than its events.
+pub fn an_answer_is_of_one_moment<H: Harness>() -> Result<(), Failure> {
+    const LOADS: usize = 40;
+    const COMMITS: u64 = 2_000;
+    if !H::VIEWS_MEANWHILE {
+        return Ok(());
+    }
+    let harness = H::open();
+    let Record::Lane(key, row) = rows::lane("busy", Some(Millis::new(20)))? else { return Ok(()) };
+    let row = LaneRow { head: 1, next: 1, ..row };
+    fill(&harness, &[Record::Lane(key.clone(), row.clone())])?;
+    let append = |place: u64| {
+        let event = rows::event_in(&format!("e{place}"), "busy", place, rows::body("an event")?)?;
+        let lane = Record::Lane(key.clone(), LaneRow { next: place + 1, ..row.clone() });
+        let expect = Expect::Revision(Revision::from_stored(place));
+        Ok::<_, Failure>(vec![put(Expect::Absent, event), put(expect, lane)])
+    };
+    let id = EventId::new("e1").map_err(Failure::new)?;
+    let (store, done) = (harness.store(), &AtomicBool::new(false));
+    let ask = || {
+        for _ in 0..LOADS {
+            let (now, floor, all) = (Millis::new(50), Millis::new(0), usize::MAX);
+            let due = Due { now, floor, lanes: all, run: all, events: all, bytes: all };
+            let events = vec![id.clone()];
+            for query in [Query::Due(due), Query::Deliveries { events, run: all }] {
+                let mut view = store.view().map_err(Failure::store)?;
+                for lane in load(&mut view, &query)?.lanes {
+                    let found = lane.pending.iter().map(|next| next.row.sequence);
+                    ensure(found.eq(1..lane.row.next), || {
+                        let (count, next) = (lane.pending.len(), lane.row.next);
+                        format!(
+                            "the answer to {query:?}, while others write: lane {} has its next \
+                             event at {next}, and {count} pending events, the last at {:?}: they \
+                             are of different moments",
+                            lane.key,
+                            lane.pending.last().map(|next| next.row.sequence)
+                        )
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|threads| {
+        let (begins, begun) = channel();
+        let writer = threads.spawn(move || {
+            for place in 1..=COMMITS {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                let mut tx = store.begin().map_err(Failure::store)?;
+                write(&mut tx, append(place)?)?;
+                tx.commit().map_err(Failure::store)?;
+                let _nobody_waits = begins.send(());
+            }
+            Ok(())
+        });
+        let _it_writes = begun.recv_timeout(BEGINNING);
+        let asked = ask();
+        done.store(true, Ordering::Relaxed);
+        let written = writer.join().unwrap_or_else(|_| Err(Failure::new("the store panicked")));
+        asked.and(written)
+    })
+}
+
 /// How long a writer waits for the other one to have read. In a store with one writer that other
 /// one waits as well, for the transaction.
-const PATIENCE: Duration = Duration::from_millis(40);
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How long a thread may take to begin.
+const BEGINNING: Duration = Duration::from_secs(10);
 
 /// What a writer does with the row that it has read.
 type Writes = fn(&str, Option<&Stored>) -> Result<Change, Failure>;
@@ -102,7 +176,7 @@ fn renew_or_append(name: &str, found: Option<&Stored>) -> Result<Change, Failure
 }
 
 /// Two writers lose nothing of each other: each reads, waits until the other one has read as well,
-/// and writes; one of them waits, or meets a conflict and begins again. So it is for one row that
+/// and writes, one after the other; one of them waits, or meets a conflict and begins again. So it is for one row that
 /// both change, for a lane that one changes under its token, and for two rows.
 ///
 /// # Errors
@@ -173,6 +247,8 @@ fn writer<S: Store>(
         true => Ok(()),
         false => Err(Failure::store(error)),
     };
+    let _other_is_there = other.send(());
+    let _it_begins = others.recv_timeout(BEGINNING);
     for try_number in 0..100 {
         let mut tx = match store.begin() {
             Ok(tx) => tx,
@@ -194,7 +270,11 @@ fn writer<S: Store>(
         };
         if try_number == 0 {
             let _other_is_done = other.send(());
-            let _it_waits = others.recv_timeout(PATIENCE);
+            let _it_has_read = others.recv_timeout(PATIENCE);
+            // The first one writes when the second one has committed, and hangs up.
+            if name == "a" {
+                let _it_has_committed = others.recv_timeout(PATIENCE);
+            }
         }
         match tx.apply(&batch(vec![writes(name, found.first())?])?) {
             Ok(Applied::Written) => match tx.commit() {

@@ -7,8 +7,8 @@ use crate::failure::{Failure, ensure};
 use crate::harness::Damage;
 
 /// A row that cannot be read is an error of whoever asks for it, and never left out: by its key, in
-/// a walk, and in a dump. The store may also refuse to be opened. Other rows are as they were, or an
-/// error as well.
+/// a walk, and in a dump. The store may also refuse to be opened. Other rows are as they were, or
+/// an error as well.
 ///
 /// # Errors
 ///

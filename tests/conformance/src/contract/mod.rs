@@ -21,7 +21,9 @@ use twobox::{
 use crate::failure::{Failure, ensure, short};
 use crate::harness::Harness;
 
-pub use beside::{a_view_is_a_snapshot, revisions_go_on, two_writers_lose_nothing};
+pub use beside::{
+    a_view_is_a_snapshot, an_answer_is_of_one_moment, revisions_go_on, two_writers_lose_nothing,
+};
 pub(crate) use compare::{same, same_answer};
 pub use damage::{a_damaged_row_is_an_error, another_format_is_refused};
 pub use drivers::{
@@ -44,14 +46,17 @@ macro_rules! each_contract {
     ($callback:path, $($given:tt)*) => {
         $callback! {
             { $($given)* }
-            a_broken_guard_stops_the_whole_batch revisions_count_writes what_is_not_committed_is_not_there
-            what_is_committed_stays reads_its_own_writes answers_are_those_of_the_model answers_follow_every_change
-            a_lane_changes_under_its_token walk_in_pages any_bytes_in_bodies texts_at_their_limits numbers_at_their_limits every_state_comes_back
-            every_state_follows_every_state any_change_is_followed
-            transact_ends_as_its_work_says run_writes_once write_commits_what_its_work_wrote
-            a_panic_leaves_nothing own_rows_are_kept_as_the_harness_says a_view_is_a_snapshot
-            two_writers_lose_nothing revisions_go_on answers_and_batches_of_any_size
-            keys_of_any_length bodies_of_any_size columns_are_kept_apart readings_are_answers
+            a_broken_guard_stops_the_whole_batch revisions_count_writes
+            what_is_not_committed_is_not_there what_is_committed_stays reads_its_own_writes
+            answers_are_those_of_the_model answers_follow_every_change
+            a_lane_changes_under_its_token walk_in_pages any_bytes_in_bodies texts_at_their_limits
+            numbers_at_their_limits every_state_comes_back every_state_follows_every_state
+            any_change_is_followed transact_ends_as_its_work_says run_writes_once
+            write_commits_what_its_work_wrote a_panic_leaves_nothing
+            own_rows_are_kept_as_the_harness_says a_view_is_a_snapshot two_writers_lose_nothing
+            revisions_go_on answers_and_batches_of_any_size keys_of_any_length bodies_of_any_size
+            columns_are_kept_apart readings_are_answers
+            an_answer_is_of_one_moment
         }
     };
 }

@@ -36,7 +36,7 @@ pub(crate) fn order(id: &str, body: Body) -> Made<Record> {
     ))
 }
 
-/// A small number that follows from an id, so that rows with different ids differ in more than that.
+/// A small number that follows from an id, so that rows with different ids differ in more.
 fn kind(id: &str) -> u64 {
     id.bytes().map(u64::from).sum::<u64>() % 5
 }

@@ -1,5 +1,5 @@
-//! Every state to every state, and changes at random: what an adapter keeps to find rows must follow
-//! each change, in whichever way it is written.
+//! Every state to every state, and changes at random: what an adapter keeps to find rows must
+//! follow each change, in whichever way it is written.
 
 use twobox::{
     Batch, CallRow, CallState, Change, Decision, DeliveryState, EventId, Expect, InboxRow,
