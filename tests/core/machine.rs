@@ -268,7 +268,7 @@ fn a_busy_relay_claims_by_halves() {
 
 /// F35: it takes more at a time as long as that is published soon, and less when it is not.
 #[test]
-fn a_relay_takes_what_it_publishes_soon() {
+fn f35_a_relay_takes_what_it_publishes_soon() {
     let one = RelaySettings { publishes: 1, window: 64, ..settings() };
     let machine = RelayMachine::new(one, START).unwrap().batch(1);
     let mut relay = Played { machine, ..Played::new() };
@@ -507,7 +507,7 @@ fn what_the_store_said_is_told() {
 /// The window is one of bytes as well (F36): once the bodies in it have come to so many, one event
 /// is claimed for each call that could begin.
 #[test]
-fn the_window_counts_bytes() {
+fn f36_the_window_counts_bytes() {
     for (bytes, held, room) in [(20, 1, 15), (20, 3, 5), (15, 3, 0), (1, 1, 0)] {
         let small = RelaySettings { window_bytes: bytes, publishes: 2, ..settings() };
         let machine = RelayMachine::new(small, START).unwrap();
@@ -531,7 +531,7 @@ fn the_window_counts_bytes() {
 /// F25: what does not end in time has failed, its lane is free for others, and it takes up a slot
 /// until it has ended; one that takes up all slots is stuck, and claims nothing.
 #[test]
-fn what_does_not_end_in_time_has_failed() {
+fn f25_what_does_not_end_in_time_has_failed() {
     let short = RelaySettings { publishes: 2, publish_timeout: LEASE / 3, ..settings() };
     let machine = RelayMachine::new(short, START).unwrap().batch(1);
     let mut relay = Played { machine, ..Played::new() };
@@ -574,7 +574,7 @@ fn what_does_not_end_in_time_has_failed() {
 
 /// F25: an answer that comes late counts, if nobody has looked at the clock before.
 #[test]
-fn a_late_answer_counts_if_it_comes_first() {
+fn f25_a_late_answer_counts_if_it_comes_first() {
     let (mut relay, tickets) = Played::holding(&[("a", 1)]);
     relay.now = relay.now + TIMEOUT * 2;
     relay.confirm(&tickets[0]);
@@ -586,7 +586,7 @@ fn a_late_answer_counts_if_it_comes_first() {
 /// F33: a lease that has run out when the store answers is counted, and nothing is published under
 /// it.
 #[test]
-fn leases_too_short_for_the_store_are_counted() {
+fn f33_leases_too_short_for_the_store_are_counted() {
     let mut relay = Played::new();
     let _ = relay.exchange();
     let leased = relay.lease("a", 1, false);

@@ -9,7 +9,7 @@ use twobox::relay::{Action, Published, Publisher, Relay, RelayMachine, RelaySett
 use twobox::store::{NoCall, drive};
 use twobox::{
     Checked, Claim, DeliveryPolicy, EventId, InProcess, Inbox, Leased, Load, Message, Millis,
-    OrderingKey, Reason, Receipt, Renew, Settle, Stale, WhenDead,
+    OrderingKey, Reason, Receipt, Renew, Settle, Stale, Store, WhenDead,
 };
 
 use crate::support::{
@@ -805,5 +805,65 @@ fn f34_a_panic_that_is_caught_is_a_failure() {
         let counters = relay.machine().counters();
         assert_eq!((counters.failed, counters.confirmed, counters.stale), (2, 2, 0));
         assert_eq!(states(store), [("confirmed", 2)]);
+    });
+}
+
+/// So many relays with four slots each, 256 events that take 50 ms each to publish, in simulated
+/// time: when the last one is confirmed.
+fn all_confirmed_after<S: Store>(store: &S, relays: usize) -> u64 {
+    for n in 0..256 {
+        place(store, &format!("o{n}"), [draft("t", &format!("k{n}"))], at(0));
+    }
+    let machine = |n| {
+        let four = RelaySettings { publishes: 4, ..settings(&format!("relay-{n}")) };
+        RelayMachine::new(four, at(0)).unwrap().batch(1)
+    };
+    let mut relays: Vec<(RelayMachine, Vec<(Ticket, Millis)>)> =
+        (0..relays).map(|n| (machine(n), Vec::new())).collect();
+    let mut now = at(0);
+    loop {
+        for (machine, under_way) in &mut relays {
+            for (ticket, _) in under_way.extract_if(.., |(_, ends)| *ends <= now) {
+                machine.handle_published(now, &ticket, Published::Confirmed);
+            }
+            machine.handle_timeout(now);
+            while let Some(action) = machine.poll_action() {
+                match action {
+                    Action::Exchange(exchange) => {
+                        let flow = exchange.flow(machine.settings(), machine.now(), false);
+                        let exchanged = drive(store, flow, &mut NoCall).unwrap();
+                        machine.handle_exchanged(now, exchanged);
+                    }
+                    Action::Publish(tickets) => {
+                        let ends = now + Duration::from_millis(50);
+                        under_way.extend(tickets.into_iter().map(|ticket| (ticket, ends)));
+                    }
+                    Action::Renew(_) | Action::BreakOff(_) | Action::GiveUp(_) => {
+                        unreachable!("all is published long before a lease is half over")
+                    }
+                }
+            }
+        }
+        let confirmed: u64 = relays.iter().map(|it| it.0.counters().confirmed).sum();
+        if confirmed == 256 {
+            return now.since(at(0)).as_millis().try_into().unwrap();
+        }
+        let ends = relays.iter().flat_map(|it| &it.1).map(|(_, ends)| *ends);
+        let polls = relays.iter().filter_map(|it| it.0.poll_timeout());
+        now = ends.chain(polls).min().unwrap();
+    }
+}
+
+/// A relay takes what it publishes soon, and leaves the rest to others: with more relays, the same
+/// is done sooner.
+#[test]
+fn f35_relays_share_the_work() {
+    on_each_store!(|store: S| {
+        let _one_for_each_count = store;
+        for (relays, most) in [(1, 3_200), (2, 1_700), (4, 1_000), (8, 600)] {
+            let took = all_confirmed_after(S::fresh(), relays);
+            println!("{relays} relays: {took} ms");
+            assert!(took <= most, "F35: {relays} relays take {took} ms");
+        }
     });
 }

@@ -899,7 +899,7 @@ fn impatient(name: &str) -> RelaySettings {
 /// F25: two publishes that never end keep nothing else from being published, as long as there are
 /// publishers to take their place; what hangs has failed, is counted, and comes again.
 #[test]
-fn what_hangs_is_replaced() {
+fn f25_what_hangs_is_replaced() {
     let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
     (0..52).for_each(|n| commit(&*store, n, n, clock.now()));
     let (publisher, asks) = Hanging::on(|id| id == "e0" || id == "e1");
@@ -927,7 +927,7 @@ fn what_hangs_is_replaced() {
 /// F25: a relay all of whose publishers hang says so, and gives back what it holds: another relay
 /// publishes it.
 #[test]
-fn a_relay_that_is_stuck_leaves_the_rest_to_others() {
+fn f25_a_relay_that_is_stuck_leaves_the_rest_to_others() {
     let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
     (0..20).for_each(|n| commit(&*store, n, n, clock.now()));
     let (stuck, asks) = Hanging::on(|_| true);
@@ -950,7 +950,7 @@ fn a_relay_that_is_stuck_leaves_the_rest_to_others() {
 
 /// F25: threads that hang are replaced so often, and then no more.
 #[test]
-fn not_all_threads_of_the_machine_hang() {
+fn f25_not_all_threads_of_the_machine_hang() {
     let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
     (0..20).for_each(|n| commit(&*store, n, n, clock.now()));
     let (publisher, asks) = Hanging::on(|_| true);
@@ -971,7 +971,7 @@ fn not_all_threads_of_the_machine_hang() {
 /// F26, P10: keys that are stuck, with more events than the window has, keep no other key waiting
 /// while a worker is free.
 #[test]
-fn stuck_keys_keep_no_other_waiting() {
+fn f26_stuck_keys_keep_no_other_waiting() {
     let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
     (0..90).for_each(|n| commit(&*store, n, n % 9, clock.now()));
     let (publisher, asks) = Hanging::on(|id| id != "e90");

@@ -896,7 +896,7 @@ async fn consumers_in_the_same_process() {
 /// F25: a publish that never ends is dropped when its time is over, has failed, and keeps nothing
 /// else from being published, also where it takes the only slot.
 #[tokio::test(start_paused = true)]
-async fn what_hangs_is_dropped() {
+async fn f25_what_hangs_is_dropped() {
     let (store, (publisher, mut asks)) = (memory(), told());
     let settings = RelaySettings {
         publishes: 2,
@@ -924,7 +924,7 @@ async fn what_hangs_is_dropped() {
 /// F26, P10: events that take long keep no others waiting, however many of their keys the relay
 /// holds.
 #[tokio::test(start_paused = true)]
-async fn slow_keys_keep_no_other_waiting() {
+async fn f26_slow_keys_keep_no_other_waiting() {
     let (store, (publisher, mut asks)) = (memory(), told());
     let small = RelaySettings { window: 32, run: 8, ..settings("relay-1") };
     let relay = RelayTask::spawn(store.clone(), publisher, small, tokio_clock(START)).unwrap();
