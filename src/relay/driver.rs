@@ -12,6 +12,7 @@ use crate::ids::{Invalid, Reason};
 use crate::message::Message;
 use crate::store::{NoCall, Store, drive};
 use crate::time::Millis;
+use crate::transition::lane::LeaseRef;
 
 /// A relay that publishes what a store has to deliver.
 ///
@@ -119,18 +120,20 @@ impl<S: Store, P: Publisher> Relay<S, P> {
                 failed.map_or(Ok(true), Err)
             }
             Action::Publish(tickets) => {
-                self.publish(now, &tickets);
+                self.publish(now, tickets);
                 Ok(true)
             }
         }
     }
 
-    fn publish(&mut self, now: Millis, tickets: &[Ticket]) {
-        let batch: Vec<Message> = tickets.iter().map(|ticket| ticket.message.clone()).collect();
+    fn publish(&mut self, now: Millis, tickets: Vec<Ticket>) {
+        let (leases, batch): (Vec<LeaseRef>, Vec<Message>) =
+            tickets.into_iter().map(|ticket| (ticket.lease, ticket.message)).unzip();
         let given = self.publisher.publish(&batch, self.machine.now());
-        for (ticket, answer) in tickets.iter().zip(answers(given, tickets.len())) {
-            trace::published(&ticket.message, &answer);
-            self.machine.handle_published(now, ticket, answer);
+        let answers = answers(given, batch.len());
+        for ((lease, message), answer) in leases.into_iter().zip(batch).zip(answers) {
+            trace::published(&message, &answer);
+            self.machine.handle_published(now, &Ticket { lease, message }, answer);
         }
     }
 }

@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 
 use proptest::prelude::*;
-use twobox::flow::{Ask, Called, ExchangeFlow, Flow, ReceiveFlow, Stop, Told};
+use twobox::flow::{Ask, Called, ExchangeFlow, Flow, ReceiveFlow, Steps, Stop, Told};
 use twobox::store::asynchronous::{AsyncLoad, AsyncTables, AsyncWriting, write};
 use twobox::store::{Call, NoCall, drive};
 use twobox::{
@@ -331,7 +331,13 @@ impl<F: Flow> Flow for Watched<'_, F> {
     type Output = F::Output;
     type Refusal = F::Refusal;
 
-    fn next(&mut self, told: Told<'_>) -> Ask<Result<F::Output, Stop<F::Refusal>>> {
+    fn finish(self) -> Result<F::Output, Stop<F::Refusal>> {
+        self.0.finish()
+    }
+}
+
+impl<F: Flow> Steps for Watched<'_, F> {
+    fn next(&mut self, told: Told<'_>) -> Ask {
         self.1.set(self.1.get() + u32::from(told == Told::Begun));
         self.0.next(told)
     }
