@@ -24,13 +24,16 @@ struct Row {
 }
 
 impl Overlay {
-    pub(crate) fn new(rows: &Rows) -> Self {
+    /// These rows, with room for as many as there will be at most.
+    pub(crate) fn new(rows: &Rows, most: usize) -> Self {
         debug_assert!(rows.rows.is_sorted_by_key(|stored| stored.record.key()));
         let row = |stored: &Stored| {
             let there = Some(stored.revision);
             (stored.record.key(), Row { stored: there, now: Some(stored.clone()), changed: false })
         };
-        Self { rows: rows.rows.iter().map(row).collect() }
+        let mut kept = Vec::with_capacity(most.max(rows.rows.len()));
+        kept.extend(rows.rows.iter().map(row));
+        Self { rows: kept }
     }
 
     /// Decides over the rows as they are now. All rows that are asked for must have been looked for

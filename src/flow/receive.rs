@@ -267,7 +267,7 @@ impl Steps for ReceiveFlow<'_> {
             Told::Start => Ask::Begin,
             Told::Begun => self.begin(),
             Told::Rows(rows) => {
-                self.overlay = Overlay::new(rows);
+                self.overlay = Overlay::new(rows, self.receives.len());
                 self.go_on()
             }
             Told::Called(called) => self.called(called),

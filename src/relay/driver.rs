@@ -2,6 +2,8 @@
 //! thread.
 
 use alloc::vec::Vec;
+use core::iter::repeat_with;
+use core::mem::take;
 use core::time::Duration;
 
 use super::machine::{Action, Counters, RelayMachine, Ticket};
@@ -12,6 +14,7 @@ use crate::ids::{Invalid, Reason};
 use crate::message::Message;
 use crate::store::{NoCall, Store, drive};
 use crate::time::Millis;
+use crate::transition::lane::LeaseRef;
 
 /// A relay that publishes what a store has to deliver.
 ///
@@ -118,7 +121,7 @@ impl<S: Store, P: Publisher> Relay<S, P> {
                 failed.map_or(Ok(true), Err)
             }
             Action::Publish(tickets) => {
-                self.publish(now, &tickets);
+                self.publish(now, tickets);
                 Ok(true)
             }
             // Nothing is under way here that could be broken off.
@@ -129,11 +132,12 @@ impl<S: Store, P: Publisher> Relay<S, P> {
         }
     }
 
-    fn publish(&mut self, now: Millis, tickets: &[Ticket]) {
-        let batch: Vec<Message> = tickets.iter().map(|ticket| ticket.message.clone()).collect();
+    fn publish(&mut self, now: Millis, tickets: Vec<Ticket>) {
+        let (leases, batch) =
+            tickets.into_iter().map(|ticket| (ticket.lease, ticket.message)).unzip();
         let at = self.machine.now();
-        let under_way = UnderWay { machine: &mut self.machine, tickets, now };
-        let given = self.publisher.publish(&batch, at);
+        let under_way = UnderWay { machine: &mut self.machine, leases, batch, now };
+        let given = self.publisher.publish(&under_way.batch, at);
         under_way.end(given);
     }
 }
@@ -142,27 +146,30 @@ impl<S: Store, P: Publisher> Relay<S, P> {
 /// failed (F34).
 struct UnderWay<'a> {
     machine: &'a mut RelayMachine,
-    tickets: &'a [Ticket],
+    leases: Vec<LeaseRef>,
+    batch: Vec<Message>,
     now: Millis,
 }
 
 impl UnderWay<'_> {
     fn end(mut self, given: Vec<Published>) {
-        for (ticket, answer) in self.tickets.iter().zip(answers(given, self.tickets.len())) {
-            trace::published(&ticket.message, &answer);
-            self.machine.handle_published(self.now, ticket, answer);
+        let answers = answers(given, self.batch.len());
+        self.answer(answers);
+    }
+
+    fn answer(&mut self, answers: impl Iterator<Item = Published>) {
+        let tickets = take(&mut self.leases).into_iter().zip(take(&mut self.batch));
+        for ((lease, message), answer) in tickets.zip(answers) {
+            trace::published(&message, &answer);
+            self.machine.handle_published(self.now, &Ticket { lease, message }, answer);
         }
-        self.tickets = &[];
     }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        for ticket in self.tickets {
-            let failed = Published::Failed(Reason::new("the publisher panicked"));
-            trace::published(&ticket.message, &failed);
-            self.machine.handle_published(self.now, ticket, failed);
-        }
+        let failed = || Published::Failed(Reason::new("the publisher panicked"));
+        self.answer(repeat_with(failed));
     }
 }
 

@@ -356,8 +356,8 @@ impl RelayMachine {
     /// What should have ended by now has failed, and its lane is free for others (F25).
     fn fail_overdue(&mut self) {
         while let Some(lane) = self.lanes.overdue(self.now) {
-            let timeout = self.settings.publish_timeout;
-            let reason = Reason::new(format_args!("the publish did not end within {timeout:?}"));
+            let timeout = self.settings.publish_timeout.as_millis();
+            let reason = Reason::new(format_args!("the publish did not end within {timeout} ms"));
             let ended = self.lanes.end(&lane, Some(Ending::Failed(reason)));
             debug_assert!(ended.is_some(), "what is overdue is held");
             if let Some((settlement, publishing)) = ended {
@@ -736,7 +736,7 @@ impl RelayMachine {
             "while it pauses or stops, nothing begins"
         );
         if !tickets.is_empty() {
-            self.slots.take(slot, tickets.len());
+            self.slots.take(tickets.len());
         }
         tickets
     }

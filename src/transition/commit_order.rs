@@ -1,7 +1,7 @@
 //! Commit an order with its events: both or neither (P2), once for each request (P1), in order for
 //! each key (P4).
 
-use alloc::format;
+use alloc::string::ToString;
 use alloc::vec::Vec;
 
 use thiserror::Error;
@@ -67,7 +67,7 @@ impl<'a> CommitOrder<'a> {
             .zip(&events)
             .map(|(n, draft)| match &draft.id {
                 Some(id) => Ok(id.clone()),
-                None => EventId::new(format!("{order}/{n}")),
+                None => EventId::new([order.as_str(), "/", &n.to_string()].concat()),
             })
             .collect::<Result<_, _>>()?;
         let mut sorted: Vec<&EventId> = ids.iter().collect();

@@ -9,8 +9,8 @@ use core::ops::Range;
 use redb::{TableError, WriteTransaction};
 use twobox::codec;
 use twobox::{
-    Applied, Batch, Change, DeliveryState, Key, OrderingKey, Query, Record, Revision, Rows, Seen,
-    Stored, Table, Write,
+    Applied, Batch, Change, DeliveryState, Key, Lane, OrderingKey, Query, Record, Revision, Rows,
+    Seen, Stored, Table, Write,
 };
 
 use super::answer::load;
@@ -71,8 +71,8 @@ struct Known<'a> {
     /// order of keys.
     asked: &'a [Key],
     found: &'a [Stored],
-    /// Lanes in the order of their keys, each as a row would be.
-    lanes: Vec<Stored>,
+    /// Lanes in the order of their keys.
+    lanes: Vec<&'a Lane>,
     /// Those before these places are before the key that was asked for last.
     next: (usize, usize, usize),
 }
@@ -88,22 +88,22 @@ impl<'a> Known<'a> {
             | Query::Stats { .. }
             | Query::Walk { .. } => (&[][..], &[][..]),
         };
-        let lane = |lane: &twobox::Lane| Stored {
-            record: Record::Lane(lane.key.clone(), lane.row.clone()),
-            revision: lane.revision,
-        };
-        let mut lanes: Vec<Stored> = rows.lanes.iter().map(lane).collect();
-        lanes.sort_by(|a, b| key_of(a).cmp(&key_of(b)));
+        let mut lanes: Vec<&Lane> = rows.lanes.iter().collect();
+        lanes.sort_by(|a, b| a.key.cmp(&b.key));
         Self { asked, found, lanes, next: (0, 0, 0) }
+    }
+
+    /// The lane of this key, if it is known.
+    fn lane(&mut self, key: &Key) -> Option<&'a Lane> {
+        let Key::Lane(key) = key else { return None };
+        let next = &mut self.next.2;
+        *next += self.lanes[*next..].iter().take_while(|lane| lane.key < *key).count();
+        self.lanes.get(*next).copied().filter(|lane| lane.key == *key)
     }
 
     /// The row of this key, or that there is none; nothing if that is not known.
     fn get(&mut self, key: &Key) -> Option<Option<&Stored>> {
-        let (asked, found, lanes) = &mut self.next;
-        *lanes += self.lanes[*lanes..].iter().take_while(|lane| is_before(lane, key)).count();
-        if let Some(lane) = self.lanes.get(*lanes).filter(|lane| is_at(lane, key)) {
-            return Some(Some(lane));
-        }
+        let (asked, found, _) = &mut self.next;
         *found += self.found[*found..].iter().take_while(|row| is_before(row, key)).count();
         if let Some(row) = self.found.get(*found).filter(|row| is_at(row, key)) {
             return Some(Some(row));
@@ -111,10 +111,6 @@ impl<'a> Known<'a> {
         *asked += self.asked[*asked..].iter().take_while(|asked| *asked < key).count();
         (self.asked.get(*asked) == Some(key)).then_some(None)
     }
-}
-
-fn key_of(lane: &Stored) -> Option<&str> {
-    if let Record::Lane(key, _) = &lane.record { Some(key.as_str()) } else { None }
 }
 
 fn is_before(stored: &Stored, key: &Key) -> bool {
@@ -213,6 +209,10 @@ fn check<'c>(
     key: &Key,
     bytes: &[u8],
 ) -> Result<Option<(Write<'c>, Old)>, RedbError> {
+    if let Some(Lane { row, revision, .. }) = known.lane(key) {
+        let old = row.index_due().map_or(Old::Nothing, Old::Due);
+        return Ok(change.on_lane(row, *revision).map(|write| (write, old)));
+    }
     if let Some(found) = known.get(key) {
         let write = change.on(found);
         return Ok(write.map(|write| (write, found.map_or(Old::Nothing, Old::of))));

@@ -134,7 +134,15 @@ impl dyn Look + '_ {
     ) -> Result<Option<Stored>, RedbError> {
         buffer.clear();
         codec::encode_key(key, buffer);
-        self.get_bytes(key.table(), buffer, decoder)
+        let table = key.table();
+        let Some(sealed) = self.value(table, buffer)? else { return Ok(None) };
+        let value = Seal::of(table).unseal(buffer, sealed.value())?;
+        let stored = if table == Table::Events {
+            self.at_place(value, buffer, |value| Ok(decoder.row(key.clone(), value)?))?
+        } else {
+            decoder.row(key.clone(), value)?
+        };
+        Ok(Some(stored))
     }
 
     pub(super) fn get_bytes(
