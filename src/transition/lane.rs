@@ -71,9 +71,6 @@ pub enum LaneEdit {
         /// The time.
         until: Millis,
     },
-    /// The first pending event was started once less without an answer: that of an earlier lease
-    /// came late (F30).
-    Answered,
 }
 
 impl LaneRow {
@@ -172,7 +169,6 @@ impl LaneRow {
                 row.due = Some(until);
                 row.lease = Some(Lease { until, ..lease.clone() });
             }
-            LaneEdit::Answered => row.starts = row.starts.saturating_sub(1),
         }
         debug_assert!(
             row.token == self.token && row.next == self.next,

@@ -22,8 +22,6 @@ pub struct Settlement {
     /// before the lease.
     count: usize,
     confirmed: u64,
-    /// The first event of the lease.
-    first: u64,
     /// Unsettled starts of the first event that was not confirmed.
     starts: u32,
     ended: Option<Box<(LeasedEvent, Ending)>>,
@@ -61,7 +59,6 @@ impl Settlement {
         Self {
             lease: leased.lease.clone(),
             count: done.len(),
-            first: leased.events.first().map_or(0, LeasedEvent::sequence),
             confirmed: done.last().map_or(leased.confirmed, LeasedEvent::sequence),
             starts: if done.is_empty() { leased.starts } else { 1 },
             ended,
@@ -114,19 +111,6 @@ impl Settlement {
         // has lost it: then it would never hold.
         let found = rows.outbox(&event.message.event.id).map(|(_, revision)| revision);
         if found == event.revision() { Ok(()) } else { Err(Stale::Lost) }
-    }
-
-    /// Another claim has taken the lane since, with this token. If the event that it tries first was
-    /// answered under this lease, that start was not one without an answer (F30).
-    fn answer(&self, lane: Option<&LaneRow>, token: u64, now: Millis, changes: &mut Changes) {
-        let answered = self.count > 0 || self.ended.is_some();
-        let Some(lane) = lane.filter(|lane| lane.head == self.first && lane.starts > 1) else {
-            return;
-        };
-        debug_assert_eq!(lane.token, token, "the token of the lease that is current");
-        if answered {
-            changes.lanes.edit(self.lease.lane.clone(), token, LaneEdit::Answered, now);
-        }
     }
 
     /// Settles it under a lease that is current.
@@ -218,7 +202,7 @@ impl Changes {
 /// | current      | deferred                | its reason, it is due after the first backoff; nothing is counted | counted in [`Settled::released`] |
 /// | current      | unavailable             | its reason; nothing is counted                              | counted in [`Settled::released`] |
 /// | current      | not named               | nothing; the lane is free                                   | (none) |
-/// | not current  | anything                | nothing, but that the start was answered, if another claim has taken the lane | in [`Settled::stale`], with the reason |
+/// | not current  | anything                | nothing                                                     | in [`Settled::stale`], with the reason |
 /// | current, but the store has lost what it covers | anything | nothing                                  | in [`Settled::stale`], [`Stale::Lost`] |
 ///
 /// A stale lease does not hold up the others of the same settle.
@@ -273,7 +257,7 @@ impl Transition for Settle<'_> {
         let mut changes = Changes::of(self.settlements.len());
         let mut lanes = LaneRows::of(rows);
         let mut done: Option<&LeaseRef> = None;
-        for (n, settlement) in self.settlements.iter().enumerate() {
+        for settlement in &self.settlements {
             let lease = &settlement.lease;
             let again = done.is_some_and(|done| done.lane == lease.lane);
             let edit = settlement.edit(self.policy, now);
@@ -283,18 +267,7 @@ impl Transition for Settle<'_> {
                     done = Some(lease);
                 }
                 Ok(()) => changes.settled.stale.push(lease.stale(Stale::Ended)),
-                Err(why) => {
-                    // A lane is changed once: what is current counts more.
-                    let last = self.settlements.get(n + 1);
-                    let last = last.is_none_or(|next| next.lease.lane != lease.lane);
-                    if !again
-                        && last
-                        && let Stale::TakenOver { token, .. } = why
-                    {
-                        settlement.answer(lanes.seek(&lease.lane), token, now, &mut changes);
-                    }
-                    changes.settled.stale.push(lease.stale(why));
-                }
+                Err(why) => changes.settled.stale.push(lease.stale(why)),
             }
         }
         Ok(changes.decision())
