@@ -6,7 +6,6 @@
 //! in one delivery, but for conflicts. Of an event that stands twice in a batch, only one has its
 //! turn.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::convert::Infallible;
 
@@ -68,12 +67,12 @@ pub struct ReceiveFlow<'a> {
     /// have shown a handler what was never committed.
     rounds: u32,
     tries: Tries,
-    /// For each event that stands more than once, where it stands first.
-    twins: BTreeMap<usize, usize>,
+    /// For each event where one with its id stands first; empty if none stands twice.
+    twins: Vec<usize>,
     // Of this round.
     found: Vec<(usize, Known)>,
-    /// Where each event that stands more than once had its turn.
-    turns: BTreeMap<usize, usize>,
+    /// For each event that stands first whether one with its id had its turn, and where.
+    turns: Vec<Option<usize>>,
     receives: Vec<Receive>,
     overlay: Overlay,
     receipts: Vec<Receipt>,
@@ -94,7 +93,7 @@ impl<'a> ReceiveFlow<'a> {
             known: messages.iter().map(|_| Known::Nothing).collect(),
             twins: twins(messages),
             found: Vec::new(),
-            turns: BTreeMap::new(),
+            turns: Vec::new(),
             rounds: 0,
             tries: Tries::default(),
             receives: messages.iter().map(|message| reception.receive(message)).collect(),
@@ -110,6 +109,7 @@ impl<'a> ReceiveFlow<'a> {
         self.tries.begun();
         self.found.clear();
         self.turns.clear();
+        self.turns.resize(self.twins.len(), None);
         self.receipts.clear();
         (self.called, self.spoilt) = (false, false);
         Ask::Load(Query::rows(self.receives.iter().flat_map(Receive::keys)))
@@ -162,8 +162,8 @@ impl<'a> ReceiveFlow<'a> {
 
     /// Whether this event is the first of its id to have its turn in this round.
     fn takes_turn(&mut self, at: usize) -> bool {
-        let Some(first) = self.twins.get(&at) else { return true };
-        *self.turns.entry(*first).or_insert(at) == at
+        let Some(first) = self.twins.get(at) else { return true };
+        *self.turns[*first].get_or_insert(at) == at
     }
 
     fn called(&mut self, called: Called) -> Ask {
@@ -240,15 +240,18 @@ impl<'a> ReceiveFlow<'a> {
 }
 
 /// For each event that stands more than once, where it stands first.
-fn twins(messages: &[Message]) -> BTreeMap<usize, usize> {
-    if messages.len() < 2 {
-        return BTreeMap::new();
-    }
-    let id = |at: &usize| &messages[*at].event.id;
+fn twins(messages: &[Message]) -> Vec<usize> {
+    let id = |at: usize| &messages[at].event.id;
     let mut places: Vec<usize> = (0..messages.len()).collect();
-    places.sort_by_key(|at| (id(at), *at));
-    let same = places.chunk_by(|a, b| id(a) == id(b)).filter(|same| same.len() > 1);
-    same.flat_map(|same| same.iter().map(|at| (*at, same[0]))).collect()
+    places.sort_unstable_by_key(|at| (id(*at), *at));
+    if places.windows(2).all(|pair| id(pair[0]) != id(pair[1])) {
+        return Vec::new();
+    }
+    let mut twins: Vec<usize> = (0..messages.len()).collect();
+    for same in places.chunk_by(|a, b| id(*a) == id(*b)) {
+        same.iter().for_each(|at| twins[*at] = same[0]);
+    }
+    twins
 }
 
 impl Flow for ReceiveFlow<'_> {
