@@ -1,5 +1,6 @@
 //! What a relay holds: lanes under a lease, and how far each has come.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
@@ -32,12 +33,15 @@ pub(super) struct Call {
 /// over the window.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Lanes {
-    held: BTreeMap<OrderingKey, Held>,
+    /// Boxed, since a map has room for several at once.
+    held: BTreeMap<OrderingKey, Box<Held>>,
     /// Lanes of which nothing is being published, and something waits.
     ready: BTreeSet<OrderingKey>,
-    renewals: BTreeSet<(Millis, OrderingKey)>,
-    /// By when each publish that is under way must have ended.
-    deadlines: BTreeSet<(Millis, OrderingKey)>,
+    /// How many leases are to be renewed at each time.
+    renewals: Times,
+    /// How many publishes must have ended at each time, and how many are under way.
+    deadlines: Times,
+    publishing: usize,
     events: usize,
     bytes: usize,
     alone: usize,
@@ -55,7 +59,7 @@ impl Lanes {
 
     /// How many publishes are under way under these leases.
     pub(super) fn publishing(&self) -> usize {
-        self.deadlines.len()
+        self.publishing
     }
 
     /// How many lanes wait to be published, but for those that `skip` says.
@@ -65,12 +69,17 @@ impl Lanes {
 
     /// When the next publish is overdue.
     pub(super) fn overdue_at(&self) -> Option<Millis> {
-        self.deadlines.first().map(|(at, _)| *at)
+        self.deadlines.first()
     }
 
-    /// A lane whose publish is overdue.
-    pub(super) fn overdue(&self, now: Millis) -> Option<OrderingKey> {
-        self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, lane)| lane.clone())
+    /// The lanes whose publishes are overdue.
+    pub(super) fn overdue(&self, now: Millis) -> Vec<OrderingKey> {
+        if self.overdue_at().is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        let overdue = |held: &Held| held.publishing.is_some_and(|call| call.deadline <= now);
+        let lanes = self.held.iter().filter(|(_, held)| overdue(held));
+        lanes.map(|(lane, _)| lane.clone()).collect()
     }
 
     /// Whether one of them is to be published with nothing beside it (F4).
@@ -80,14 +89,16 @@ impl Lanes {
 
     /// When the next lease is to be renewed.
     pub(super) fn renew_at(&self) -> Option<Millis> {
-        self.renewals.first().map(|(at, _)| *at)
+        self.renewals.first()
     }
 
     /// The leases that are to be renewed by now.
     pub(super) fn to_renew(&self, now: Millis) -> Vec<LeaseRef> {
-        let due = self.renewals.iter().take_while(|(at, _)| *at <= now);
-        let lease = |lane| self.held.get(lane).map(|held: &Held| held.leased.lease.clone());
-        due.filter_map(|(_, lane)| lease(lane)).collect()
+        if self.renew_at().is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        let due = self.held.values().filter(|held| held.renew_at <= now);
+        due.map(|held| held.leased.lease.clone()).collect()
     }
 
     /// Whether what is counted goes with what is held; each lane that is held is ready or publishes,
@@ -95,7 +106,7 @@ impl Lanes {
     fn adds_up(&self) -> bool {
         let (held, ready) = (self.held.len(), self.ready.len());
         let none = (self.events, self.bytes, self.publishing(), self.alone) == (0, 0, 0, 0);
-        self.renewals.len() == held
+        self.renewals.count() == held
             && ready + self.publishing() <= held
             && self.alone <= held
             && (held > 0 || none)
@@ -110,10 +121,10 @@ impl Lanes {
         self.bytes += bytes(&leased);
         self.alone += usize::from(leased.alone);
         self.ready.insert(lane.clone());
-        self.renewals.insert((renew_at, lane.clone()));
+        self.renewals.add(renew_at);
         let until = leased.until;
         let held = Held { leased, confirmed: 0, publishing: None, until, renew_at };
-        self.held.insert(lane, held);
+        self.held.insert(lane, Box::new(held));
         debug_assert!(self.adds_up());
         lost
     }
@@ -122,8 +133,8 @@ impl Lanes {
     pub(super) fn renewed(&mut self, lease: &LeaseRef, until: Millis, renew_at: Millis) {
         let Some(held) = self.held.get_mut(&lease.lane) else { return };
         if held.leased.lease.token == lease.token {
-            self.renewals.remove(&(held.renew_at, lease.lane.clone()));
-            self.renewals.insert((renew_at, lease.lane.clone()));
+            self.renewals.remove(held.renew_at);
+            self.renewals.add(renew_at);
             debug_assert!(until >= held.until, "a lease is never made shorter");
             (held.until, held.renew_at) = (until, renew_at);
             debug_assert!(self.adds_up());
@@ -168,8 +179,9 @@ impl Lanes {
         for ticket in &tickets {
             let was_ready = self.ready.remove(&ticket.lease.lane);
             debug_assert!(was_ready, "one publish of a lane at a time");
-            self.deadlines.insert((call.deadline, ticket.lease.lane.clone()));
+            self.deadlines.add(call.deadline);
         }
+        self.publishing += tickets.len();
         debug_assert!(tickets.len() <= most && self.adds_up());
         tickets
     }
@@ -180,7 +192,8 @@ impl Lanes {
         let held = self.held.get_mut(lane)?;
         let call = held.publishing.take()?;
         debug_assert!(held.confirmed < held.leased.events.len(), "something was being published");
-        self.deadlines.remove(&(call.deadline, lane.clone()));
+        self.deadlines.remove(call.deadline);
+        self.publishing -= 1;
         held.confirmed += 1;
         let waits = held.confirmed < held.leased.events.len();
         if waits {
@@ -217,15 +230,16 @@ impl Lanes {
         held.under_way()
     }
 
-    fn remove(&mut self, lane: &OrderingKey) -> Option<Held> {
+    fn remove(&mut self, lane: &OrderingKey) -> Option<Box<Held>> {
         let held = self.held.remove(lane)?;
         self.ready.remove(lane);
-        self.renewals.remove(&(held.renew_at, lane.clone()));
+        self.renewals.remove(held.renew_at);
         self.events -= held.leased.events.len();
         self.bytes -= bytes(&held.leased);
         self.alone -= usize::from(held.leased.alone);
         if let Some(call) = held.publishing {
-            self.deadlines.remove(&(call.deadline, lane.clone()));
+            self.deadlines.remove(call.deadline);
+            self.publishing -= 1;
         }
         debug_assert!(self.adds_up());
         Some(held)
@@ -255,6 +269,31 @@ pub(super) struct Publishing {
 impl Publishing {
     pub(super) fn is(&self, ticket: &Ticket) -> bool {
         self.lease == ticket.lease && self.event == ticket.message.event.id
+    }
+}
+
+/// How often each time was added.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+struct Times(BTreeMap<Millis, usize>);
+
+impl Times {
+    fn first(&self) -> Option<Millis> {
+        self.0.first_key_value().map(|(at, _)| *at)
+    }
+
+    fn count(&self) -> usize {
+        self.0.values().sum()
+    }
+
+    fn add(&mut self, at: Millis) {
+        *self.0.entry(at).or_default() += 1;
+    }
+
+    fn remove(&mut self, at: Millis) {
+        match self.0.get_mut(&at) {
+            Some(count) if *count > 1 => *count -= 1,
+            Some(_) | None => drop(self.0.remove(&at)),
+        }
     }
 }
 

@@ -355,7 +355,7 @@ impl RelayMachine {
 
     /// What should have ended by now has failed, and its lane is free for others (F25).
     fn fail_overdue(&mut self) {
-        while let Some(lane) = self.lanes.overdue(self.now) {
+        for lane in self.lanes.overdue(self.now) {
             let timeout = self.settings.publish_timeout.as_millis();
             let reason = Reason::new(format_args!("the publish did not end within {timeout} ms"));
             let ended = self.lanes.end(&lane, Some(Ending::Failed(reason)));

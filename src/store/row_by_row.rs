@@ -87,8 +87,16 @@ pub struct Inconsistent {
 pub fn answer<S: RowByRow>(store: &S, query: &Query) -> Result<Rows, S::Error> {
     match query {
         Query::Rows(keys) => {
-            let rows = keys.as_slice().iter().filter_map(|key| store.row(key).transpose());
-            Ok(Rows::of(owned(rows)?))
+            // Often none is there; if one is, room for all of them is made at once.
+            let (mut rows, mut keys) = (Vec::new(), keys.as_slice().iter());
+            while let Some(key) = keys.next() {
+                let Some(row) = store.row(key)? else { continue };
+                if rows.is_empty() {
+                    rows.reserve_exact(1 + keys.len());
+                }
+                rows.push(row.into_owned());
+            }
+            Ok(Rows::of(rows))
         }
         Query::Due(due) => Ok(Rows { lanes: lanes_due(store, due)?, ..Rows::default() }),
         Query::Deliveries { events, run } => deliveries(store, events, *run),

@@ -117,7 +117,7 @@ impl Targets {
                 continue;
             }
             if lane.lease.is_none() {
-                put_first(now, view, &mut lane, &changed, &pending);
+                put_first(now, view, &mut lane, &mut changed, &pending);
             }
             operated.done.extend(changed.iter().copied().cloned());
             lanes.update(view.revision, Record::Lane(view.key.clone(), lane));
@@ -142,10 +142,9 @@ fn put_first(
     now: Millis,
     view: &Lane,
     lane: &mut LaneRow,
-    changed: &[&EventId],
+    changed: &mut [&EventId],
     pending: &[(u64, Millis, &EventId)],
 ) {
-    let mut changed = changed.to_vec();
     changed.sort_unstable();
     let kept = view.pending.iter().find(|next| changed.binary_search(&&next.id).is_err());
     let kept = kept.map(|next| (next.row.sequence, next.row.due, &next.id));
