@@ -124,8 +124,11 @@ impl Fingerprint {
     ///
     /// # Errors
     ///
-    /// [`Invalid::NotJson`](crate::Invalid::NotJson) if the bytes are no JSON, a member name stands
-    /// twice in an object, or a number is beyond what RFC 8785 can tell apart (an IEEE 754 double).
+    /// [`Invalid::NotJson`](crate::Invalid::NotJson) if the bytes are no JSON, or a member name
+    /// stands twice in an object. [`Invalid::Inexact`](crate::Invalid::Inexact) if a number is not
+    /// one that RFC 8785 keeps as it is written: it makes doubles (IEEE 754) of all, so that two
+    /// numbers would be one. That is so for most with more than 15 digits and for integers beyond
+    /// 2^53; give such as strings.
     ///
     /// ```
     /// use twobox::Fingerprint;

@@ -80,6 +80,21 @@ pub enum Invalid {
         /// What the parser said.
         reason: Box<str>,
     },
+    /// A number in JSON that a double does not hold as it is written.
+    #[error(
+        "{field} has the number {number} at line {line} column {column}, which a double does not \
+         hold as it is written; give it as a string"
+    )]
+    Inexact {
+        /// The field that was given.
+        field: &'static str,
+        /// The beginning of the number.
+        number: Box<str>,
+        /// The line in which it stands, from 1.
+        line: usize,
+        /// The column at which it begins, from 1.
+        column: usize,
+    },
     /// Settings that do not go together.
     #[error("{field}: {reason}")]
     Unsafe {
