@@ -58,16 +58,17 @@ fn inexact_number(document: &str) -> Option<(usize, &str)> {
     None
 }
 
-/// Whether a number has the value that the shortest form of its double has, which is what RFC 8785
-/// keeps of it. Integers end at 2^53, also where one beyond happens to be a double: what is refused
+/// Whether a number has the value that RFC 8785 keeps of it, in the shortest form of its double.
+/// Integers end at 2^53, also where one beyond happens to be a double: what is refused
 /// should not depend on the last digit.
 fn is_exact(number: &str) -> bool {
     let digits = number.trim_start_matches('-');
     if digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return digits.parse().is_ok_and(|integer: u64| integer <= EXACT);
     }
-    let shortest = number.parse::<f64>().map(|double| alloc::format!("{double:e}"));
-    shortest.is_ok_and(|shortest| Decimal::of(number) == Decimal::of(&shortest))
+    let kept =
+        number.parse::<f64>().ok().map(|double| serde_json_canonicalizer::to_string(&double));
+    kept.is_some_and(|kept| kept.is_ok_and(|kept| Decimal::of(number) == Decimal::of(&kept)))
 }
 
 /// The value of a decimal number, whichever way it is written.
