@@ -29,11 +29,11 @@ pub struct Retention {
     /// Inbox rows of applied events, with their effects, and finished calls: how long a consumer
     /// knows a redelivery again. Default 30 days.
     pub inbox: Duration,
-    /// Request keys whose order is placed: how long a client's retry gets the first outcome.
-    /// Default 30 days.
+    /// For how long at least a client's retry gets the first outcome. Default 30 days. A request
+    /// key is kept for as long as its order is, so this only says how soon orders may go.
     pub requests: Duration,
-    /// Orders, or `None` to keep them for ever. Default `None`. While an order is there, a retry
-    /// that comes after its request key is gone is refused instead of placing the order again.
+    /// Orders with the keys of their requests, or `None` to keep them for ever. Default `None`. A
+    /// retry that comes after its order is gone places it again, whichever id it takes.
     pub orders: Option<Duration>,
     /// Positions of consumers that ask for order, or `None` to keep them for ever. Default `None`.
     /// A consumer whose position is gone waits for ever, unless the sender has forgotten the lane

@@ -15,7 +15,7 @@ use crate::time::Millis;
 /// |-----------|------------------------------------------------------------------|------------------------------|
 /// | events    | confirmed, cancelled and discarded, each with its row in the outbox | pending, dead             |
 /// | lanes     | idle ones without events                                         | with an event left           |
-/// | requests  | with an order placed                                             | without an order             |
+/// | requests  | with an order placed, if orders have a retention                 | without an order             |
 /// | orders    | all, if orders have a retention                                  |                              |
 /// | inbox     | applied, each with its effect                                    | failing, poisoned            |
 /// | positions | all, if positions have a retention                               |                              |
@@ -62,8 +62,8 @@ impl<'a> Purge<'a> {
     fn age(&self) -> Option<Duration> {
         match self.table {
             Table::Events | Table::Lanes => Some(self.retention.events),
-            Table::Requests => Some(self.retention.requests),
-            Table::Orders => self.retention.orders,
+            // A key goes with its order: a retry would place that again (F53).
+            Table::Requests | Table::Orders => self.retention.orders,
             Table::Inbox | Table::Calls => Some(self.retention.inbox),
             Table::Positions => self.retention.positions,
             Table::Outbox | Table::Effects => None,

@@ -254,7 +254,7 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
     };
     let placed = PlacedOrder { order: name("gone"), events: vec![name("gone/1")], at: then };
     rows.push((Record::Request(request("open"), row(None)), None));
-    rows.push((Record::Request(request("placed"), row(Some(placed))), Some(kept.requests)));
+    rows.push((Record::Request(request("placed"), row(Some(placed))), kept.orders));
     let order = OrderRow { request: request("placed"), committed_at: then, body: body("") };
     rows.push((Record::Order(name(&id("order")), order), kept.orders));
 

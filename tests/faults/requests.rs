@@ -1,9 +1,12 @@
 //! What went wrong with requests: keys that stick, keys that others share, fingerprints that change
 //! (F21, F23, F24, F51, F53).
 
+use core::num::NonZeroU16;
+use core::time::Duration;
+
 use twobox::{
-    CommitOrder, CommitRefused, Fingerprint, Invalid, OrderId, ParametersDiffer, Register,
-    Registered, Request, RunError, Store, Table,
+    Checked, CommitOrder, CommitRefused, Draft, Fingerprint, Invalid, Load, OrderId,
+    ParametersDiffer, Register, Registered, Request, Retention, RunError, Store, Table, purge_all,
 };
 
 use crate::support::{Flaky, StoreFault, at, body, draft, dump, name, place};
@@ -221,6 +224,43 @@ fn f51_numbers_that_differ_are_never_one() {
         panic!("it must be refused")
     };
     assert_eq!((&*number, line, column), ("1.000000000000000001", 2, 8));
+}
+
+/// A retry is known for as long as the order that it would place again, also when each try makes an
+/// order id of its own (P1, P7).
+#[test]
+fn f53_a_key_is_known_for_as_long_as_its_order() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    on_each_store!(|store: S| {
+        for (n, days) in [None, Some(60), Some(30)].into_iter().enumerate() {
+            let kept = Retention { orders: days.map(|days| DAY * days), ..Retention::default() };
+            let kept = kept.checked(&Checked::default()).unwrap();
+            let request = Request::of("s", format!("r-{n}"), [("a", "1")]).unwrap();
+            let mut tries = 0;
+            let mut commit = |now| {
+                tries += 1;
+                let order = name::<OrderId>(&format!("order-{n}-{tries}"));
+                let event = Draft::new("t", body("t")).unwrap();
+                store.run(CommitOrder::new(&request, order, body(""), [event]).unwrap(), now)
+            };
+            let begun = at(0) + DAY * 1000 * n as u32;
+            let first = commit(begun).unwrap();
+            assert!(!first.repeated);
+            for day in [29, 30, 31, 59, 60, 61, 900] {
+                let now = begun + DAY * day + Duration::from_millis(1);
+                let _ = purge_all(store, &kept, NonZeroU16::MAX, now).unwrap();
+                if days.is_some_and(|days| day >= days) {
+                    // Both are gone, and only then it is a new intention.
+                    assert_eq!(store.view().unwrap().request(&request.key).unwrap(), None);
+                    assert_eq!(store.view().unwrap().order(&first.placed.order).unwrap(), None);
+                    continue;
+                }
+                let again = commit(now).unwrap();
+                assert!(again.repeated, "placed again on day {day}, orders are kept {days:?}");
+                assert_eq!(again.placed, first.placed);
+            }
+        }
+    });
 }
 
 /// The same id of two callers is two requests: each has its own parameters, its own order and its
