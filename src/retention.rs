@@ -30,10 +30,11 @@ pub struct Retention {
     /// knows a redelivery again. Default 30 days.
     pub inbox: Duration,
     /// Request keys whose order is placed: how long a client's retry gets the first outcome.
-    /// Default 30 days.
+    /// Default 30 days. A key is kept for longer while an event of its order is pending or dead.
     pub requests: Duration,
     /// Orders, or `None` to keep them for ever. Default `None`. While an order is there, a retry
-    /// that comes after its request key is gone is refused instead of placing the order again.
+    /// that comes after its request key is gone is refused instead of placing the order again. An
+    /// order is kept for as long as its request key, whatever its age.
     pub orders: Option<Duration>,
     /// Positions of consumers that ask for order, or `None` to keep them for ever. Default `None`.
     /// A consumer whose position is gone waits for ever, unless the sender has forgotten the lane

@@ -1,0 +1,152 @@
+//! What went wrong when somebody looked after a whole store: orders purged before their events,
+//! limits lowered over events that were waiting, dead events put back in another order (F43 to F47).
+
+use core::num::NonZeroU16;
+use core::time::Duration;
+
+use twobox::{
+    Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, Discard, Ending, EventId, Leased, Millis,
+    OrderId, Reader, Reason, Record, Retention, Settle, Store, Table, WhenDead, purge_all,
+};
+
+use crate::support::{at, body, draft, dump, name, place, request, state};
+
+const LEASE: Duration = Duration::from_secs(30);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn policy(when_dead: WhenDead) -> Checked<DeliveryPolicy> {
+    DeliveryPolicy { when_dead, ..DeliveryPolicy::default() }.checked().unwrap()
+}
+
+fn claim<S: Store>(store: &S, policy: &Checked<DeliveryPolicy>, now: Millis) -> Vec<Leased> {
+    store.run(Claim::new(policy, name("relay"), LEASE, 4096).unwrap(), now).unwrap().leased
+}
+
+/// Confirms the first event of a lane, or rejects it.
+fn settle<S: Store>(
+    store: &S,
+    policy: &Checked<DeliveryPolicy>,
+    leased: &Leased,
+    rejected: bool,
+    now: Millis,
+) {
+    let settlement = if rejected {
+        leased.settle(0, Some(Ending::Rejected(Reason::new("no"))))
+    } else {
+        leased.settle(leased.events.len(), None)
+    };
+    let settled = store.run(Settle::new(policy, [settlement]), now).unwrap();
+    assert_eq!(settled.stale, []);
+}
+
+fn orders<S: Reader>(store: &S) -> Vec<OrderId> {
+    let dump = dump(store);
+    let orders = dump.records().iter().filter_map(|record| {
+        if let Record::Order(id, _) = record { Some(id.clone()) } else { None }
+    });
+    orders.collect()
+}
+
+/// Orders have a retention, and one of an order's events is pending, leased, failed or dead: the
+/// order stays, and so does what its request is bound to (P1 to P3), whatever their age, in pages of
+/// any size. Once the event is confirmed, cancelled or discarded, they go.
+#[test]
+fn f47_an_order_stays_until_its_events_are_finished() {
+    on_each_store!(|store: S| {
+        let policy = policy(WhenDead::Continue);
+        let kept = Retention { orders: Some(DAY * 30), ..Retention::default() };
+        let kept = kept.checked(&policy).unwrap();
+        let mut now = at(0);
+        for (n, standing) in ["pending", "leased", "failed", "dead"].into_iter().enumerate() {
+            for page in [1, 2, 100] {
+                let tag = format!("{standing}-{page}");
+                // One event has a name that says nothing of its order, and another one of the order
+                // is confirmed and gone.
+                let waits = draft("t", &format!("{tag}-waits")).id(name(&format!("w{n}-{page}")));
+                let ids = place(store, &tag, [draft("t", &format!("{tag}-done")), waits], now);
+                place(store, &format!("{tag}-done"), [draft("t", &format!("{tag}-2"))], now);
+                for leased in claim(store, &policy, now) {
+                    let waits = leased.lease.lane == name(&format!("{tag}-waits"));
+                    match standing {
+                        "pending" if waits => {
+                            let _ =
+                                store.run(Settle::new(&policy, [leased.release()]), now).unwrap();
+                        }
+                        "leased" if waits => {}
+                        "failed" if waits => {
+                            let failed = leased.settle(0, Some(Ending::Failed(Reason::new("no"))));
+                            let _ = store.run(Settle::new(&policy, [failed]), now).unwrap();
+                        }
+                        _ => settle(store, &policy, &leased, waits, now),
+                    }
+                }
+                let page = NonZeroU16::new(page).unwrap();
+                for _ in 0..2 {
+                    now = now + DAY * 40;
+                    purge_all(store, &kept, page, now).unwrap();
+                    assert_eq!(orders(store), [name::<OrderId>(&tag)], "{standing}");
+                    assert_eq!(dump(store).count(Table::Requests), 1, "{standing}");
+                    assert!(!dump(store).events().contains_key(&ids[0]));
+                }
+                // The same request is answered with the first outcome.
+                assert_eq!(
+                    place(
+                        store,
+                        &tag,
+                        [
+                            draft("t", &format!("{tag}-done")),
+                            draft("t", "k").id(name(&format!("w{n}-{page}")))
+                        ],
+                        now
+                    ),
+                    ids
+                );
+                let waits: EventId = ids[1].clone();
+                if standing == "dead" {
+                    let discard = Discard::new([waits.clone()], Reason::new("given up")).unwrap();
+                    assert_eq!(store.run(discard, now).unwrap().done.len(), 1);
+                } else if standing == "leased" {
+                    settle(store, &policy, &claim(store, &policy, now)[0], false, now);
+                    assert_eq!(state(store, &waits), "confirmed");
+                } else {
+                    let cancel = Cancel::new([waits.clone()], Reason::new("no more")).unwrap();
+                    assert_eq!(store.run(cancel, now).unwrap().done.len(), 1);
+                }
+                purge_all(store, &kept, page, now).unwrap();
+                assert_eq!(orders(store), [], "{standing}");
+                assert_eq!(dump(store).count(Table::Requests), 0);
+                now = now + DAY * 8;
+                purge_all(store, &kept, page, now).unwrap();
+                assert_eq!(dump(store).records(), [], "{standing}");
+            }
+        }
+    });
+}
+
+/// The key of a request that is gone is bound anew, to nothing or to another order: that keeps no
+/// order but its own.
+#[test]
+fn f47_an_order_whose_key_is_bound_anew_is_not_kept_for_it() {
+    on_each_store!(|store: S| {
+        let policy = policy(WhenDead::Continue);
+        let kept = Retention {
+            requests: DAY * 10,
+            events: DAY,
+            orders: Some(DAY * 30),
+            ..Retention::default()
+        };
+        let kept = kept.checked(&policy).unwrap();
+        let page = NonZeroU16::new(10).unwrap();
+        place(store, "old", [draft("t", "k")], at(0));
+        settle(store, &policy, &claim(store, &policy, at(0))[0], false, at(0));
+        purge_all(store, &kept, page, at(0) + DAY * 20).unwrap();
+        assert_eq!((dump(store).count(Table::Requests), orders(store).len()), (0, 1));
+        let again = request("old");
+        let events = [draft("t", "k").id(name("another"))];
+        let order = CommitOrder::new(&again, name("new"), body("an order"), events);
+        let placed = store.run(order.unwrap(), at(0) + DAY * 21).unwrap();
+        assert_eq!(placed.placed.order, name::<OrderId>("new"));
+        purge_all(store, &kept, page, at(0) + DAY * 40).unwrap();
+        assert_eq!(orders(store), [name::<OrderId>("new")]);
+    });
+}
