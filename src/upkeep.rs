@@ -29,7 +29,8 @@ impl From<crate::Delivery> for DeadLetter {
     }
 }
 
-/// Redrives all dead events, or all of one type, in transactions of at most 256 each. `window` is
+/// Redrives all dead events, or all of one type, in transactions of at most 256 each: those of a lane
+/// in the order of their places. `window` is
 /// as in [`Redrive::new`](crate::Redrive::new); what is past it is refused, and stands in the
 /// answer.
 ///

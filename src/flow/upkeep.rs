@@ -11,7 +11,7 @@ use super::run::{RunFlow, unasked};
 use super::{Ask, Flow, Steps, Stop, Told};
 use crate::boundary::{Query, Rows, Transition};
 use crate::checked::Checked;
-use crate::ids::{EventId, EventType};
+use crate::ids::{EventId, EventType, OrderingKey};
 use crate::retention::{RedriveWindow, Retention};
 use crate::time::Millis;
 use crate::transition::operator::{Operated, Redrive};
@@ -106,49 +106,60 @@ impl Steps for PurgeFlow<'_> {
     }
 }
 
-/// Redrives all dead events, or all of one type.
+/// Redrives all dead events, or all of one type: those of a lane in the order of their places,
+/// however many there are, so that those which go to its end stand there in that order (P4).
 #[derive(Debug, Clone)]
 pub struct RedriveFlow<'a> {
     event_type: Option<&'a EventType>,
     window: RedriveWindow,
     now: Millis,
     all: Operated,
-    /// The page after this id comes next; `None` after the last page.
-    after: Option<EventId>,
-    full: bool,
+    /// What is to be redriven, by lane and place; while it looks, as it was found.
+    found: Vec<(OrderingKey, u64, EventId)>,
     run: Option<RunFlow<Redrive>>,
     stop: Option<Stop<Infallible>>,
 }
 
 impl<'a> RedriveFlow<'a> {
-    /// So many events are redriven in one transaction.
+    /// So many events are looked at in one view, and redriven in one transaction.
     const PAGE: usize = 256;
 
     /// Redrives at this time what was committed within `window`; what is past it is refused, and
     /// stands in the answer.
     #[must_use]
     pub fn new(event_type: Option<&'a EventType>, window: RedriveWindow, now: Millis) -> Self {
-        let all = Operated::default();
-        Self { event_type, window, now, all, after: None, full: true, run: None, stop: None }
+        let (all, found) = (Operated::default(), Vec::new());
+        Self { event_type, window, now, all, found, run: None, stop: None }
     }
 
-    fn look(&mut self) -> Ask {
-        if !self.full {
-            return Ask::Done;
-        }
-        Ask::View(Query::Dead { after: self.after.clone(), limit: Self::PAGE })
+    const fn look(after: Option<EventId>) -> Ask {
+        Ask::View(Query::Dead { after, limit: Self::PAGE })
     }
 
+    /// Keeps what is wanted of a page. Only when all are known is it known which come first.
     fn found(&mut self, rows: &Rows) -> Ask {
-        self.full = rows.deliveries.len() == Self::PAGE;
-        self.after = rows.deliveries.last().map(|last| last.id.clone());
         let dead = rows.deliveries.iter();
         let wanted =
             dead.filter(|next| self.event_type.is_none_or(|wanted| *wanted == next.row.event_type));
-        let ids: Vec<EventId> = wanted.map(|next| next.id.clone()).collect();
+        let places = wanted.map(|next| (next.row.lane.clone(), next.row.sequence, next.id.clone()));
+        self.found.extend(places);
+        match rows.deliveries.last() {
+            Some(last) if rows.deliveries.len() == Self::PAGE => Self::look(Some(last.id.clone())),
+            Some(_) | None => {
+                // The first one comes last, to be taken from the end.
+                self.found.sort_unstable_by(|a, b| b.cmp(a));
+                self.redrive()
+            }
+        }
+    }
+
+    /// Redrives the next ones.
+    fn redrive(&mut self) -> Ask {
+        let rest = self.found.len().saturating_sub(Self::PAGE);
+        let ids = self.found.drain(rest..).map(|(_, _, id)| id);
         match Redrive::new(ids, self.window) {
-            // A page without one of the type is no redrive.
-            Err(_) => self.look(),
+            // There are no more.
+            Err(_) => Ask::Done,
             Ok(redrive) => {
                 self.run = Some(RunFlow::new(redrive, self.now, false));
                 self.redriving(Told::Start)
@@ -171,7 +182,7 @@ impl<'a> RedriveFlow<'a> {
             Some(Ok(operated)) => {
                 self.all.done.extend(operated.done);
                 self.all.refused.extend(operated.refused);
-                self.look()
+                self.redrive()
             }
         }
     }
@@ -189,7 +200,7 @@ impl Flow for RedriveFlow<'_> {
 impl Steps for RedriveFlow<'_> {
     fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
-            Told::Start => self.look(),
+            Told::Start => Self::look(None),
             Told::Rows(rows) if self.run.is_none() => self.found(rows),
             told @ (Told::Begun
             | Told::Rows(_)

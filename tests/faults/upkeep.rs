@@ -7,9 +7,10 @@ use core::time::Duration;
 use twobox::{
     Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, Discard, Ending, EventId, Leased, Millis,
     OrderId, Reader, Reason, Record, Retention, Settle, Store, Table, WhenDead, purge_all,
+    redrive_all,
 };
 
-use crate::support::{at, body, draft, dump, name, place, request, state};
+use crate::support::{at, body, draft, dump, name, outbox, place, request, state, window};
 
 const LEASE: Duration = Duration::from_secs(30);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -45,6 +46,78 @@ fn orders<S: Reader>(store: &S) -> Vec<OrderId> {
         if let Record::Order(id, _) = record { Some(id.clone()) } else { None }
     });
     orders.collect()
+}
+
+/// Many events of two lanes are dead, with names that do not sort as they stand, and all are
+/// redriven, or all of one type: they come in the order in which they stood, also those that are
+/// dead a second time (P4).
+#[test]
+fn f43_what_is_redriven_keeps_the_order_of_its_lane() {
+    on_each_store!(|store: S| {
+        let policy = policy(WhenDead::Continue);
+        let mut lanes = [Vec::new(), Vec::new()];
+        for n in 0..600_usize {
+            // The names of later events sort first, and those of the lanes alternate.
+            let (lane, event_type) = (n % 2, ["even", "odd"][n / 2 % 2]);
+            let id = name::<EventId>(&format!("{:04}-{}", (n * 7 + 5) % 600, 9_999 - n));
+            place(
+                store,
+                &format!("o{n}"),
+                [draft(event_type, ["a", "b"][lane]).id(id.clone())],
+                at(0),
+            );
+            lanes[lane].push(id);
+        }
+        let bury = |count: usize, now| {
+            for _ in 0..count {
+                for leased in claim(store, &policy, now) {
+                    settle(store, &policy, &leased, true, now);
+                }
+            }
+        };
+        let standing = |ids: &[EventId]| {
+            let dump = dump(store);
+            let events = dump.events();
+            let mut standing: Vec<EventId> = ids.to_vec();
+            standing.sort_by_key(|id| events[id].1.sequence);
+            standing
+        };
+        bury(300, at(1));
+        let event_type = twobox::EventType::new("odd").unwrap();
+        let done = redrive_all(store, Some(&event_type), window(), at(2)).unwrap();
+        assert_eq!((done.done.len(), done.refused.len()), (300, 0));
+        let odd = |ids: &[EventId]| -> Vec<EventId> {
+            ids.iter().enumerate().filter(|(n, _)| n % 2 == 1).map(|(_, id)| id.clone()).collect()
+        };
+        for ids in &lanes {
+            assert_eq!(standing(&odd(ids)), odd(ids));
+        }
+        bury(150, at(3));
+        assert_eq!(redrive_all(store, None, window(), at(4)).unwrap().done.len(), 600);
+        for ids in &mut lanes {
+            // What was redriven once stands behind what was not.
+            let mut right = ids.clone();
+            right.retain(|id| !odd(ids).contains(id));
+            right.extend(odd(ids));
+            assert_eq!(standing(&right), right);
+        }
+    });
+}
+
+/// In a lane that waits for one of its dead events, that one keeps its place and comes first; those
+/// that were passed over before come behind, in their order (P4).
+#[test]
+fn f43_what_a_lane_waits_for_comes_first() {
+    on_each_store!(|store: S| {
+        let ids = place(store, "o", (0..4).map(|_| draft("t", "k")), at(0));
+        for when_dead in [WhenDead::Continue, WhenDead::Continue, WhenDead::Block] {
+            let policy = policy(when_dead);
+            settle(store, &policy, &claim(store, &policy, at(1))[0], true, at(1));
+        }
+        assert_eq!(redrive_all(store, None, window(), at(2)).unwrap().done.len(), 3);
+        let places: Vec<u64> = ids.iter().map(|id| outbox(store, id).sequence).collect();
+        assert_eq!(places, [5, 6, 3, 4]);
+    });
 }
 
 /// Orders have a retention, and one of an order's events is pending, leased, failed or dead: the
