@@ -3,6 +3,7 @@
 
 use core::num::NonZeroU16;
 use core::time::Duration;
+use std::cell::Cell;
 
 use twobox::{
     Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, Discard, Ending, EventId, Leased, Millis,
@@ -117,6 +118,84 @@ fn f43_what_a_lane_waits_for_comes_first() {
         assert_eq!(redrive_all(store, None, window(), at(2)).unwrap().done.len(), 3);
         let places: Vec<u64> = ids.iter().map(|id| outbox(store, id).sequence).collect();
         assert_eq!(places, [5, 6, 3, 4]);
+    });
+}
+
+/// A store that counts transactions, and in which somebody else commits an order at each look: who
+/// holds the write turn then waits for ever.
+struct Watched<S: 'static> {
+    store: &'static S,
+    looks: Cell<u32>,
+    begun: Cell<u32>,
+}
+
+impl<S: Store> Reader for Watched<S> {
+    type Error = S::Error;
+    type View<'a>
+        = S::View<'a>
+    where
+        Self: 'a;
+
+    fn view(&self) -> Result<S::View<'_>, S::Error> {
+        self.looks.set(self.looks.get() + 1);
+        let order = format!("during-{}", self.looks.get());
+        place(self.store, &order, [draft("t", &order)], at(0) + DAY * 400);
+        self.store.view()
+    }
+}
+
+impl<S: Store> Store for Watched<S> {
+    type Tx<'a>
+        = S::Tx<'a>
+    where
+        Self: 'a;
+
+    fn begin(&self) -> Result<S::Tx<'_>, S::Error> {
+        self.begun.set(self.begun.get() + 1);
+        self.store.begin()
+    }
+}
+
+/// A purge takes the write turn for no page in which nothing goes, however many it looks at, and
+/// keeps it for no longer than one page (P7).
+#[test]
+fn f46_a_purge_takes_the_write_turn_only_where_something_goes() {
+    on_each_store!(|store: S| {
+        let policy = policy(WhenDead::Continue);
+        let kept = Retention { orders: Some(DAY * 30), ..Retention::default() };
+        let kept = kept.checked(&policy).unwrap();
+        let page = NonZeroU16::new(2).unwrap();
+        let watched = Watched { store, looks: Cell::new(0), begun: Cell::new(0) };
+        // Of all that is old nothing may go: it is pending, or dead, or belongs to such an event.
+        for n in 0..100 {
+            place(store, &format!("old-{n}"), [draft("t", &format!("k-{n}"))], at(0));
+        }
+        for leased in claim(store, &policy, at(0)).iter().take(50) {
+            settle(store, &policy, leased, true, at(0));
+        }
+        let late = at(0) + DAY * 400;
+        assert_eq!(purge_all(&watched, &kept, page, late).unwrap(), 0);
+        assert!(watched.looks.get() > 7, "it has looked at more than one page of a table");
+        assert_eq!(watched.begun.get(), 0);
+        // The others are confirmed: now there is something to remove, two rows at a time.
+        for leased in claim(store, &policy, at(0) + LEASE * 2) {
+            settle(store, &policy, &leased, false, at(0) + LEASE * 2);
+        }
+        let orders = watched.looks.get();
+        let removed = purge_all(&watched, &kept, page, late).unwrap();
+        // Event, lane, request and order of each.
+        assert_eq!(removed, 200);
+        assert!((100..=110).contains(&watched.begun.get()), "{}", watched.begun.get());
+        // Whoever had something to commit between two pages has committed it.
+        let during = watched.looks.get() - orders;
+        assert!(during > 100, "each page is looked at before, in {during} looks");
+        assert_eq!(
+            u32::try_from(dump(store).count(Table::Orders)).unwrap(),
+            50 + watched.looks.get()
+        );
+        watched.begun.set(0);
+        assert_eq!(purge_all(&watched, &kept, page, late).unwrap(), 0);
+        assert_eq!(watched.begun.get(), 0);
     });
 }
 
