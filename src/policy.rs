@@ -38,7 +38,8 @@ pub struct DeliveryPolicy {
 pub enum WhenDead {
     /// They wait until it is redriven or discarded: the order is kept at the price of the lane.
     Block,
-    /// They go on without it; a redrive puts it behind them.
+    /// They go on without it; a redrive puts it behind them. Lanes that wait already, since they
+    /// had another rule, go on when [`pass_over_all`](crate::pass_over_all) lets them.
     Continue,
 }
 

@@ -14,7 +14,7 @@ use crate::checked::Checked;
 use crate::ids::{EventId, EventType, OrderingKey};
 use crate::retention::{RedriveWindow, Retention};
 use crate::time::Millis;
-use crate::transition::operator::{Operated, Redrive};
+use crate::transition::operator::{Operated, PassOver, Redrive};
 use crate::transition::purge::Purge;
 
 /// Removes everything that is past its retention, and says how many rows that were, not counting
@@ -207,6 +207,103 @@ impl Steps for RedriveFlow<'_> {
             | Told::Conflict(_)
             | Told::Called(_)
             | Told::Ended) => self.redriving(told),
+        }
+    }
+}
+
+/// Lets all lanes go on that wait for a dead event, and says for which events they waited.
+#[derive(Debug, Clone)]
+pub struct PassOverFlow {
+    now: Millis,
+    passed: Vec<EventId>,
+    /// The dead events of a page, of which it is to be seen whether a lane waits for them.
+    page: Vec<EventId>,
+    /// The page after this id comes next; `None` after the last page.
+    after: Option<EventId>,
+    run: Option<RunFlow<PassOver>>,
+    stop: Option<Stop<Infallible>>,
+}
+
+impl PassOverFlow {
+    const PAGE: usize = 256;
+
+    /// Does so at this time.
+    #[must_use]
+    pub const fn new(now: Millis) -> Self {
+        Self { now, passed: Vec::new(), page: Vec::new(), after: None, run: None, stop: None }
+    }
+
+    const fn look(after: Option<EventId>) -> Ask {
+        Ask::View(Query::Dead { after, limit: Self::PAGE })
+    }
+
+    fn next_page(&mut self) -> Ask {
+        self.after.take().map_or(Ask::Done, |after| Self::look(Some(after)))
+    }
+
+    fn found(&mut self, rows: &Rows) -> Ask {
+        let page = core::mem::take(&mut self.page);
+        if page.is_empty() {
+            // A page of dead events: how do their lanes stand?
+            let events: Vec<EventId> = rows.deliveries.iter().map(|next| next.id.clone()).collect();
+            self.after = events.last().filter(|_| events.len() == Self::PAGE).cloned();
+            if events.is_empty() {
+                return Ask::Done;
+            }
+            self.page.clone_from(&events);
+            return Ask::View(Query::Deliveries { events, run: 0 });
+        }
+        let waits = rows.lanes.iter().filter_map(|lane| lane.row.blocked_by.clone());
+        let waits = waits.filter(|id| page.binary_search(id).is_ok());
+        match PassOver::new(waits) {
+            // No lane waits for one of them.
+            Err(_) => self.next_page(),
+            Ok(pass_over) => {
+                self.run = Some(RunFlow::new(pass_over, self.now, false));
+                self.passing(Told::Start)
+            }
+        }
+    }
+
+    fn passing(&mut self, told: Told<'_>) -> Ask {
+        let Some(run) = &mut self.run else { return unasked() };
+        let ask = run.next(told);
+        if !matches!(ask, Ask::Done) {
+            return ask;
+        }
+        match self.run.take().map(RunFlow::finish) {
+            None => unasked(),
+            Some(Err(stop)) => {
+                self.stop = Some(stop);
+                Ask::Done
+            }
+            Some(Ok(operated)) => {
+                self.passed.extend(operated.done);
+                self.next_page()
+            }
+        }
+    }
+}
+
+impl Flow for PassOverFlow {
+    type Output = Vec<EventId>;
+    type Refusal = Infallible;
+
+    fn finish(self) -> Result<Vec<EventId>, Stop<Infallible>> {
+        self.stop.map_or(Ok(self.passed), Err)
+    }
+}
+
+impl Steps for PassOverFlow {
+    fn next(&mut self, told: Told<'_>) -> Ask {
+        match told {
+            Told::Start => Self::look(None),
+            Told::Rows(rows) if self.run.is_none() => self.found(rows),
+            told @ (Told::Begun
+            | Told::Rows(_)
+            | Told::Conflict(_)
+            | Told::Called(_)
+            | Told::Ended) => self.passing(told),
         }
     }
 }

@@ -7,8 +7,8 @@ use std::cell::Cell;
 
 use twobox::{
     Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, Discard, Ending, EventId, Leased, Millis,
-    OrderId, Reader, Reason, Record, Retention, Settle, Store, Table, WhenDead, purge_all,
-    redrive_all,
+    NotDone, OrderId, PassOver, Reader, Reason, Record, Retention, Settle, Store, Table, WhenDead,
+    pass_over_all, purge_all, redrive_all,
 };
 
 use crate::support::{at, body, draft, dump, name, outbox, place, request, state, window};
@@ -118,6 +118,46 @@ fn f43_what_a_lane_waits_for_comes_first() {
         assert_eq!(redrive_all(store, None, window(), at(2)).unwrap().done.len(), 3);
         let places: Vec<u64> = ids.iter().map(|id| outbox(store, id).sequence).collect();
         assert_eq!(places, [5, 6, 3, 4]);
+    });
+}
+
+/// The rule is changed from waiting to going on, with many lanes that wait: one command lets all of
+/// them go on, in their order, and the dead events stay dead. It takes the write turn only where a
+/// lane waits (P3, P4).
+#[test]
+fn f45_lanes_that_wait_go_on_when_the_rule_is_changed() {
+    on_each_store!(|store: S| {
+        let (block, goes_on) = (policy(WhenDead::Block), policy(WhenDead::Continue));
+        let mut ids = Vec::new();
+        for n in 0..300 {
+            let events = (0..3).map(|_| draft("t", &format!("k-{n}")));
+            ids.push(place(store, &format!("o-{n:03}"), events, at(0)));
+        }
+        for leased in claim(store, &block, at(1)) {
+            settle(store, &block, &leased, true, at(1));
+        }
+        // The new rule alone frees nothing: what a lane waits for was decided before.
+        assert_eq!(claim(store, &goes_on, at(2)).len(), 0);
+        let watched = Watched { store, looks: Cell::new(0), begun: Cell::new(0) };
+        let first: Vec<EventId> = ids.iter().map(|ids| ids[0].clone()).collect();
+        assert_eq!(pass_over_all(&watched, at(2)).unwrap(), first);
+        assert_eq!(watched.begun.get(), 2);
+        let claimed = claim(store, &goes_on, at(3));
+        assert_eq!(claimed.len(), 300);
+        for leased in &claimed {
+            settle(store, &goes_on, leased, false, at(3));
+        }
+        for ids in ids.iter().take(5) {
+            assert_eq!([state(store, &ids[0]), state(store, &ids[1])], ["dead", "confirmed"]);
+            assert_eq!(state(store, &ids[2]), "confirmed");
+        }
+        // A second time there is nothing to do.
+        assert_eq!(pass_over_all(&watched, at(4)).unwrap(), []);
+        assert_eq!(watched.begun.get(), 2);
+        let nothing = store.run(PassOver::new([first[0].clone()]).unwrap(), at(4)).unwrap();
+        assert!(matches!(nothing.refused[..], [(_, NotDone::State { .. })]));
+        // They are redriven and discarded as ever.
+        assert_eq!(redrive_all(store, None, window(), at(5)).unwrap().done.len(), 300);
     });
 }
 
