@@ -121,6 +121,64 @@ fn f43_what_a_lane_waits_for_comes_first() {
     });
 }
 
+/// An event has failed many times, each time with an answer, and then the limits are lowered, to any
+/// number: it is tried once more before it is given up, and then for the reason that the broker gave
+/// (F4 counts what was not answered).
+#[test]
+fn f44_a_lowered_limit_leaves_a_try_to_what_was_answered() {
+    on_each_store!(|store: S| {
+        let generous = policy(WhenDead::Continue);
+        let mut now = at(0);
+        for (max_failures, max_starts) in [(1, 2), (2, 3), (7, 8), (8, 9), (9, 10), (1, 24)] {
+            let lowered = DeliveryPolicy { max_failures, max_starts, ..DeliveryPolicy::default() };
+            let lowered = lowered.checked().unwrap();
+            let tag = format!("{max_failures}-{max_starts}");
+            let fail = |policy: &Checked<DeliveryPolicy>, now| {
+                let leased = claim(store, policy, now).remove(0);
+                let failed = leased.settle(0, Some(Ending::Failed(Reason::new("not today"))));
+                let _ = store.run(Settle::new(policy, [failed]), now).unwrap();
+            };
+            let id = place(store, &tag, [draft("t", &tag)], now).remove(0);
+            for _ in 0..8 {
+                fail(&generous, now);
+                now = now + generous.backoff_cap;
+            }
+            assert_eq!((state(store, &id), outbox(store, &id).failures), ("pending", 8));
+            fail(&lowered, now);
+            let row = outbox(store, &id);
+            assert_eq!((row.starts, row.failures), (9, 9), "it was tried under {tag}");
+            assert_eq!(row.reason, Some(Reason::new("not today")));
+            let dead = max_failures <= 9;
+            assert_eq!(state(store, &id), if dead { "dead" } else { "pending" });
+            let given_up = Discard::new([id], Reason::new("end of the round")).unwrap();
+            assert_eq!(store.run(given_up, now).unwrap().done.len(), 1);
+        }
+    });
+}
+
+/// A failure that was the last start is answered: the event is dead by that, and not for bringing
+/// the relay down.
+#[test]
+fn f44_what_was_answered_is_not_dead_for_want_of_an_answer() {
+    on_each_store!(|store: S| {
+        let policy = DeliveryPolicy { max_failures: 3, max_starts: 4, ..DeliveryPolicy::default() };
+        let policy = policy.checked().unwrap();
+        let id = place(store, "o", [draft("t", "k")], at(0)).remove(0);
+        // Three starts without an answer, then one that fails.
+        let mut now = at(0);
+        for _ in 0..3 {
+            assert_eq!(claim(store, &policy, now).len(), 1);
+            now = now + LEASE;
+        }
+        let leased = claim(store, &policy, now).remove(0);
+        let failed = leased.settle(0, Some(Ending::Failed(Reason::new("not today"))));
+        let settled = store.run(Settle::new(&policy, [failed]), now).unwrap();
+        assert_eq!(settled.dead, [(id.clone(), name("k"))]);
+        let row = outbox(store, &id);
+        assert_eq!((row.starts, row.reason), (4, Some(Reason::new("not today"))));
+    });
+}
+
 /// The rule is changed from waiting to going on, with many lanes that wait: one command lets all of
 /// them go on, in their order, and the dead events stay dead. It takes the write turn only where a
 /// lane waits (P3, P4).
