@@ -204,8 +204,8 @@ pub struct Due {
 ///
 /// | table       | which                                         | since      | answer in |
 /// |-------------|-----------------------------------------------|------------|-----------|
-/// | `requests`  | with an order                                 | placed     | [`Rows::rows`] |
-/// | `orders`    | all                                           | committed  | [`Rows::rows`]; bodies may be left out |
+/// | `requests`  | with an order none of whose events is pending or dead | placed | [`Rows::rows`] |
+/// | `orders`    | whose request is gone, or names another order | committed  | [`Rows::rows`]; bodies may be left out |
 /// | `events`    | confirmed, or discarded or cancelled          | committed; discarded or cancelled | [`Rows::deliveries`] |
 /// | `lanes`     | nothing pending, not blocked, none of its events left | changed | [`Rows::rows`] |
 /// | `inbox`     | applied                                       | applied    | [`Rows::rows`] |

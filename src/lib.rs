@@ -60,11 +60,14 @@ pub use transition::call;
 pub use transition::claim::{Claim, Claimed, Leased, LeasedEvent};
 pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};
 pub use transition::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
-pub use transition::operator::{Cancel, Discard, NotDone, Operated, Redrive};
+pub use transition::operator::{Cancel, Discard, NotDone, Operated, PassOver, Redrive};
 pub use transition::purge::{Purge, Purged};
 pub use transition::receive::{
     ContentDiffers, CountFailure, FailureCounted, Receive, Received, Retry, SkipTo,
 };
 pub use transition::register::{ParametersDiffer, Register, Registered, Request};
 pub use transition::settle::{Ending, Renew, Renewed, Settle, Settled, Settlement};
-pub use upkeep::{DeadLetter, purge_all, purge_all_async, redrive_all, redrive_all_async};
+pub use upkeep::{
+    DeadLetter, pass_over_all, pass_over_all_async, purge_all, purge_all_async, redrive_all,
+    redrive_all_async,
+};

@@ -33,7 +33,8 @@ pub struct Retention {
     /// key is kept for as long as its order is, so this only says how soon orders may go.
     pub requests: Duration,
     /// Orders with the keys of their requests, or `None` to keep them for ever. Default `None`. A
-    /// retry that comes after its order is gone places it again, whichever id it takes.
+    /// retry that comes after its order is gone places it again, whichever id it takes. Both are
+    /// kept for longer while an event of the order is pending or dead.
     pub orders: Option<Duration>,
     /// Positions of consumers that ask for order, or `None` to keep them for ever. Default `None`.
     /// A consumer whose position is gone waits for ever, unless the sender has forgotten the lane

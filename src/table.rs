@@ -547,6 +547,13 @@ impl Record {
         }
     }
 
+    /// Whether it is a request that has placed this order: the order is kept as long as that is.
+    #[must_use]
+    pub fn places(&self, order: &OrderId) -> bool {
+        let Self::Request(_, RequestRow { placed: Some(placed), .. }) = self else { return false };
+        placed.order == *order
+    }
+
     /// How its key compares with another one, without making it.
     #[must_use]
     pub fn cmp_key(&self, key: &Key) -> core::cmp::Ordering {

@@ -29,7 +29,7 @@ use crate::table::Key;
 pub use exchange::{ExchangeFlow, Exchanged};
 pub use receive::ReceiveFlow;
 pub use run::{RunFlow, WriteFlow};
-pub use upkeep::{PurgeFlow, RedriveFlow};
+pub use upkeep::{PassOverFlow, PurgeFlow, RedriveFlow};
 
 pub(crate) use overlay::Overlay;
 

@@ -11,8 +11,8 @@ use crate::boundary::{Delivery, Due, Finished, Lane, Query, Rows};
 use crate::ids::{EventId, OrderingKey};
 use crate::stats::Stats;
 use crate::table::{
-    CallState, DeliveryState, EventRow, EventState, InboxState, Key, OutboxRow, Record, Revision,
-    Stored, Table,
+    CallState, DeliveryState, EventRow, EventState, InboxState, Key, OutboxRow, PlacedOrder,
+    Record, Revision, Stored, Table,
 };
 use crate::time::Millis;
 
@@ -251,6 +251,20 @@ fn deliveries<S: RowByRow>(store: &S, events: &[EventId], run: usize) -> Result<
     Ok(found)
 }
 
+/// Whether an event of an order is pending or dead.
+fn is_awaited<S: RowByRow>(store: &S, placed: &PlacedOrder) -> Result<bool, S::Error> {
+    for id in &placed.events {
+        let Some(stored) = store.row(&Key::Event(id.clone()))? else { continue };
+        let Record::Event(row) = stored.into_owned().record else { continue };
+        let time = row.event.time;
+        let next = delivery(store, row, false)?;
+        if lane(store, &next.row.lane)?.state(&next.row).finished_since(time).is_none() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn finished<S: RowByRow>(
     store: &S,
     Finished { table, until, after, limit }: &Finished,
@@ -266,8 +280,18 @@ fn finished<S: RowByRow>(
         }
         last = Some(stored.record.key());
         let since = match &stored.record {
-            Record::Request(_, row) => row.placed.as_ref().map(|placed| placed.at),
-            Record::Order(_, row) => Some(row.committed_at),
+            Record::Request(_, row) => match &row.placed {
+                Some(placed) if placed.at <= *until && !is_awaited(store, placed)? => {
+                    Some(placed.at)
+                }
+                Some(_) | None => None,
+            },
+            Record::Order(id, row) if row.committed_at <= *until => {
+                let request = store.row(&Key::Request(row.request.clone()))?;
+                let kept = request.is_some_and(|request| request.record.places(id));
+                (!kept).then_some(row.committed_at)
+            }
+            Record::Order(..) => None,
             Record::Lane(key, row) => {
                 let idle = row.index_due().is_none() && row.changed_at <= *until;
                 let gone = idle && store.places_from(key, 0).next().transpose()?.is_none();

@@ -21,7 +21,7 @@ use crate::time::Millis;
 /// | due, its first event has starts left                 | the lane: lease, token and starts grow     | [`Leased`]: the events that are due, at most `run` |
 /// | the same, after a lease that nobody settled          | the same                                   | its first event only, to find out which one it is |
 /// | the same, after two of them, or with one start left  | the same                                   | the same, and no other in this claim: [`Leased::alone`] |
-/// | due, its first event has no start left (F4)          | the event is dead; the lane is blocked or goes on | the event is in [`Claimed::dead`] |
+/// | due, its first event has no start left, and the last one was not answered (F4) | the event is dead; the lane is blocked or goes on | the event is in [`Claimed::dead`] |
 /// | due, its first event is due later or there is none    | the lane, which is due when its first event is | not in the outcome |
 /// | not due, blocked, empty, or leased until later       | nothing                                    | not in the outcome |
 /// | due, and the answer has no envelope of its first event | nothing                                  | not in the outcome |
@@ -262,7 +262,9 @@ impl Claim<'_> {
             row.free(now, row.next, now);
             return 0;
         };
-        if head.row.starts.saturating_add(row.starts) >= self.policy.max_starts {
+        // What was answered last is tried once more, whatever the limit has become since (F44).
+        let starts = head.row.starts.saturating_add(row.starts);
+        if row.starts > 0 && starts >= self.policy.max_starts {
             batch.put(head.revision, self.buried(now, head, row.starts));
             claimed.dead.push((head.id.clone(), lane.key.clone()));
             row.starts = 0;

@@ -328,3 +328,46 @@ impl Transition for Discard {
         }))
     }
 }
+
+/// Lets lanes go on without the dead events that they wait for, as if the rule had been
+/// [`WhenDead::Continue`](crate::WhenDead::Continue) when these died. The events stay dead.
+///
+/// | the event is                    | what is written    | outcome |
+/// |---------------------------------|--------------------|---------|
+/// | dead, and its lane waits for it | the lane goes on   | in [`Operated::done`] |
+/// | anything else                   | nothing            | [`NotDone::State`] |
+/// | not there                       | nothing            | [`NotDone::NoEvent`] |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PassOver {
+    targets: Targets,
+}
+
+impl PassOver {
+    /// Passes over 1 to 256 events.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if there are no events or too many.
+    pub fn new(events: impl IntoIterator<Item = EventId>) -> Result<Self, Invalid> {
+        Ok(Self { targets: Targets::new(events)? })
+    }
+}
+
+impl Transition for PassOver {
+    type Outcome = Operated;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.targets.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Operated>, Self::Refusal> {
+        Ok(self.targets.change(now, rows, |id, state, _, lane| {
+            if lane.blocked_by.as_ref() != Some(id) {
+                return Err(NotDone::State { state, wanted: "what their lane waits for" });
+            }
+            lane.blocked_by = None;
+            Ok(())
+        }))
+    }
+}

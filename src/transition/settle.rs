@@ -159,7 +159,7 @@ impl Settlement {
                 row.due = now + policy.backoff(id, 1);
             }
             Ending::Unavailable(_) => row.starts = starts.saturating_sub(1),
-            Ending::Failed(_) if failures < policy.max_failures => {
+            Ending::Failed(_) if failures < policy.max_failures && starts < policy.max_starts => {
                 (row.starts, row.failures) = (starts, failures);
                 row.due = now + policy.backoff(id, failures);
             }
@@ -198,7 +198,7 @@ impl Changes {
 /// |--------------|-------------------------|-------------------------------------------------------------|---------|
 /// | current      | confirmed               | the lane moves past it                                      | counted in [`Settled::confirmed`] |
 /// | current      | failed, failures left   | failures grow, it is due after a backoff                    | counted in [`Settled::retried`] |
-/// | current      | failed once too often, or rejected | it is dead; the lane is blocked or moves past it | in [`Settled::dead`] |
+/// | current      | failed once too often, failed with no start left, or rejected | it is dead; the lane is blocked or moves past it | in [`Settled::dead`] |
 /// | current      | deferred                | its reason, it is due after the first backoff; nothing is counted | counted in [`Settled::released`] |
 /// | current      | unavailable             | its reason; nothing is counted                              | counted in [`Settled::released`] |
 /// | current      | not named               | nothing; the lane is free                                   | (none) |

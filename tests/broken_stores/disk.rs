@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use twobox::{
     CallState, Delivery, Due, EventId, EventState, Finished, InboxState, IndexEntry, Key, Lane,
-    Millis, OrderingKey, Query, Record, Revision, Rows, Stats, Stored, Table,
+    Millis, OrderingKey, PlacedOrder, Query, Record, Revision, Rows, Stats, Stored, Table,
 };
 
 use crate::defect::Defect;
@@ -137,6 +137,17 @@ impl Disk {
         found
     }
 
+    /// Whether an event of an order is pending or dead.
+    fn is_awaited(&self, placed: &PlacedOrder) -> bool {
+        let mut found = placed.events.iter().filter_map(|id| self.delivery(id, false));
+        found.any(|next| {
+            let lane = self.lane(&next.row.lane);
+            lane.is_some_and(|lane| {
+                lane.state(&next.row).finished_since(next.row.committed_at).is_none()
+            })
+        })
+    }
+
     fn finished(&self, Finished { table, until, after, limit }: &Finished) -> Rows {
         let mut found = Rows::default();
         let rows = self.rows.iter().filter(|(key, _)| key.table() == *table);
@@ -148,8 +159,15 @@ impl Disk {
                 break;
             }
             let since = match &stored.record {
-                Record::Request(_, row) => row.placed.as_ref().map(|placed| placed.at),
-                Record::Order(_, row) => Some(row.committed_at),
+                Record::Request(_, row) => {
+                    let placed = row.placed.as_ref();
+                    placed.filter(|placed| !self.is_awaited(placed)).map(|placed| placed.at)
+                }
+                Record::Order(id, row) => {
+                    let request = self.rows.get(&Key::Request(row.request.clone()));
+                    let kept = request.is_some_and(|request| request.record.places(id));
+                    (!kept).then_some(row.committed_at)
+                }
                 Record::Lane(key, row) => {
                     let places = (key.clone(), 0)..=(key.clone(), u64::MAX);
                     let empty = self.places.range(places).next().is_none();

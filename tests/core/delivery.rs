@@ -213,10 +213,22 @@ fn claim_after_a_lease_that_nobody_settled() {
     }
 }
 
+/// The last start was answered, and by the limit there is none left: it is tried once more (F44).
+#[test]
+fn claim_of_an_event_that_was_answered_last() {
+    for starts in [4, 9] {
+        let head = OutboxRow { starts, failures: 1, ..pending("a", 3) };
+        let lanes = vec![lane_of("a", lane_due(900), vec![touched("e3", head)])];
+        let Claimed { leased, dead, .. } =
+            decided(&claim(&policy(WhenDead::Block), 10), lanes).outcome;
+        assert_eq!((leased.len(), dead), (1, vec![]), "after {starts} starts");
+    }
+}
+
 /// The fourth row: no start left (F4), and what the policy says of the lane then (P4).
 #[test]
 fn claim_of_an_event_without_a_start_left() {
-    for (starts, lane_starts) in [(4, 0), (0, 4), (1, 3), (2, 3)] {
+    for (starts, lane_starts) in [(3, 1), (0, 4), (1, 3), (2, 3)] {
         for (when_dead, next, due) in [
             (WhenDead::Block, Some(ms(700)), None),
             (WhenDead::Block, None, None),

@@ -237,6 +237,21 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
     Ok(records)
 }
 
+/// A request, and the order with these events that it has placed.
+pub(super) fn placed(name: &str, events: &[&str]) -> Made<Vec<Record>> {
+    let (request, order) = (request("placed", name)?, order(name, body("an order")?)?);
+    let (Record::Request(key, row), Record::Order(id, order)) = (request, order) else {
+        return Ok(Vec::new());
+    };
+    let events = events.iter().map(|id| EventId::new(*id).map_err(invalid));
+    let events = events.collect::<Made<Vec<_>>>()?;
+    let placed = Some(PlacedOrder { order: id.clone(), events, at: Millis::new(8) });
+    Ok(vec![
+        Record::Request(key.clone(), RequestRow { placed, ..row }),
+        Record::Order(id, OrderRow { request: key, ..order }),
+    ])
+}
+
 /// Rows of the receiver and requests that a purge may remove, and some that it may not.
 pub(super) fn finished(name: &str) -> Made<Vec<Record>> {
     let mut records = vec![

@@ -6,7 +6,7 @@ use core::ops::Bound;
 use twobox::codec;
 use twobox::{
     CallState, Delivery, DeliveryState, Due, EventId, EventState, Finished, InboxState, Key, Lane,
-    Millis, OrderingKey, Query, Record, Rows, Stats, Stored, Table,
+    Millis, OrderingKey, PlacedOrder, Query, Record, Rows, Stats, Stored, Table,
 };
 
 use super::load::{Look, Opened, Scratch};
@@ -210,8 +210,18 @@ fn finished_rows(
             return Ok(false);
         }
         let since = match &stored.record {
-            Record::Request(_, row) => row.placed.as_ref().map(|placed| placed.at),
-            Record::Order(_, row) => Some(row.committed_at),
+            Record::Request(_, row) => match &row.placed {
+                Some(placed) if placed.at <= *until && !is_awaited(tables, placed, scratch)? => {
+                    Some(placed.at)
+                }
+                Some(_) | None => None,
+            },
+            Record::Order(id, row) if row.committed_at <= *until => {
+                let request = tables.get(&Key::Request(row.request.clone()), scratch)?;
+                let kept = request.is_some_and(|request| request.record.places(id));
+                (!kept).then_some(row.committed_at)
+            }
+            Record::Order(..) => None,
             Record::Lane(key, row) => {
                 let idle = row.index_due().is_none() && row.changed_at <= *until;
                 let gone = idle && tables.is_without_events(key.as_str(), &mut scratch.place)?;
@@ -264,6 +274,22 @@ fn finished_events(
         }
     }
     Ok(found)
+}
+
+/// Whether an event of an order is pending or dead.
+fn is_awaited(
+    tables: &dyn Look,
+    placed: &PlacedOrder,
+    scratch: &mut Scratch,
+) -> Result<bool, RedbError> {
+    for id in &placed.events {
+        let delivery = tables.delivery(id.as_str().as_bytes(), &mut scratch.decoder)?;
+        let Some(delivery) = delivery else { continue };
+        if !is_finished(tables, &delivery, Millis::MAX, scratch)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether nothing can happen to an event any more since this time.
