@@ -146,7 +146,9 @@ pub struct Status {
     pub counters: Counters,
     /// How many publishes are under way; once it has stopped, how many it no longer waited for.
     pub publishing: usize,
-    /// How many of these did not end in time: each takes up a publisher.
+    /// How many publishes did not end in time, and still have not ended. Each takes up a publisher;
+    /// on threads those are in it too that have another in their place, and are not counted as under
+    /// way any more.
     pub hung: usize,
     /// What the store said, if the last that was asked of it failed. If a relay stopped with it, it
     /// could not give back its leases, and they run out by themselves.
