@@ -507,7 +507,8 @@ impl RelayMachine {
     }
 
     /// A publish has ended. What comes late, but before the machine has heard that it is overdue,
-    /// counts.
+    /// counts; so tell it of all that have ended before anything else. This is the only `handle_*`
+    /// that lets nothing become overdue: call [`RelayMachine::handle_timeout`] when all are told.
     pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
         self.go_with(now);
         if let Some(slot) = self.left.ended(|it| it.is(ticket)) {
@@ -516,7 +517,6 @@ impl RelayMachine {
             self.answered += 1;
             self.end_publish(&ticket.lease.lane, published);
         }
-        self.handle_timeout(now);
     }
 
     /// What was being published under this lease is broken off.
