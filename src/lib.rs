@@ -47,7 +47,7 @@ pub use policy::{DeliveryPolicy, WhenDead};
 pub use render::{Dump, Events, ShownRow};
 pub use retention::{RedriveWindow, Retention};
 pub use stats::{Counts, Stats};
-pub use store::{
+pub use store::synchronous::{
     Applied, End, Load, Reader, RunError, Seen, Store, StoreError, Tables, Transaction, Writing,
 };
 pub use table::{

@@ -3,10 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use twobox::Millis;
 use twobox::relay::host::{Report, guarded};
 use twobox::relay::{Action, Publisher, RelayMachine, Status};
-use twobox::store::{NoCall, Store, drive};
+use twobox::store::{NoCall, drive};
+use twobox::{Millis, Store};
 
 use crate::shared::{Answers, Mail, Shared};
 use crate::worker::Workers;
