@@ -8,7 +8,7 @@
 //! For all of them:
 //!
 //! - **A conflict ends a transaction.** After a guard that does not hold, and after an error that
-//!   [is a conflict](StoreError::is_conflict), nothing is read, written or committed in it any more;
+//!   [is a conflict](StoreError::is_conflict), nothing more is read, written or committed in it;
 //!   whoever owns it rolls it back and begins again. Which row it was may be unknown.
 //! - **Numbers and times fit a signed 64-bit column.** [`Millis::MAX`](crate::Millis::MAX) is
 //!   [`i64::MAX`], and no sequence, revision, token or count is larger.
