@@ -7,8 +7,9 @@ use core::ops::Deref;
 use core::slice;
 
 use crate::ids::Reason;
-use crate::inbox::{AsyncHandler, AsyncTx, Handled, Inbox, Receipt, Tx};
+use crate::inbox::{AsyncHandler, AsyncTx, Handled, Inbox, Tx};
 use crate::message::Message;
+use crate::reception::Receipt;
 use crate::relay::{AsyncPublisher, Published, Publisher};
 use crate::store::asynchronous::AsyncStore;
 use crate::store::{RunError, Store, Writing};

@@ -12,6 +12,7 @@ use crate::event::Body;
 use crate::flow::{Called, ReceiveFlow};
 use crate::ids::{Consumer, Reason};
 use crate::message::Message;
+use crate::reception::{Receipt, Reception};
 use crate::store::asynchronous::{
     self, AsyncCall, AsyncLoad, AsyncReader, AsyncStore, AsyncWriting,
 };
@@ -19,7 +20,6 @@ use crate::store::{
     Call, Reader, RunError, Store, StoreError, Tables, Writing, drive, is_conflict,
 };
 use crate::time::Millis;
-use crate::transition::receive::{ContentDiffers, CountFailure, Receive};
 
 /// The inbox of one consumer in a store, sync or async, which it has as a reference or as an `Arc`.
 /// Several consumers may share a store (F8).
@@ -32,33 +32,6 @@ pub struct Inbox<R> {
     reception: Reception,
 }
 
-/// How a consumer receives, as its inbox was told: see [`Inbox::reception`].
-#[derive(Debug, Clone)]
-pub struct Reception {
-    consumer: Consumer,
-    max_failures: u32,
-    in_order: bool,
-}
-
-impl Reception {
-    pub(crate) fn receive(&self, message: &Message) -> Receive {
-        let receive = Receive::new(self.consumer.clone(), &message.event);
-        if !self.in_order {
-            return receive;
-        }
-        receive.in_order(message.event.ordering_key.clone(), message.place)
-    }
-
-    pub(crate) fn count_failure(&self, message: &Message, reason: Reason) -> CountFailure {
-        let (consumer, limit) = (self.consumer.clone(), self.max_failures);
-        let count = CountFailure::new(consumer, &message.event, reason, limit);
-        if !self.in_order {
-            return count;
-        }
-        count.in_order(message.event.ordering_key.clone(), message.place)
-    }
-}
-
 /// What a handler did about an event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Handled {
@@ -68,28 +41,6 @@ pub enum Handled {
     Effect(Body),
     /// Not now: nothing is written, not even that the event arrived, and it is to come again (F9).
     Defer(Reason),
-}
-
-/// What became of an event at a consumer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[must_use]
-pub enum Receipt {
-    /// Its effect is committed now.
-    Applied,
-    /// Its effect was committed before.
-    Duplicate,
-    /// It is to come again, for this reason; nothing was written.
-    Deferred(Reason),
-    /// It is to come again when the event with this sequence of its ordering key has been applied;
-    /// nothing was written.
-    WaitsFor(u64),
-    /// The handler failed; that was counted, its effect was rolled back, and the event is to come
-    /// again.
-    Failed(Reason),
-    /// It has failed too often and is set aside, with the last reason; it need not come again.
-    Poisoned,
-    /// Its content differs from what was received under its id.
-    Refused(ContentDiffers),
 }
 
 impl<R> Inbox<R> {

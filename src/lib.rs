@@ -19,6 +19,7 @@ mod inbox;
 mod json;
 mod message;
 mod policy;
+mod reception;
 pub mod relay;
 mod render;
 mod retention;
@@ -41,13 +42,14 @@ pub use ids::{
     OrderingKey, Owner, Reason, RequestId, RequestKey, Scope,
 };
 pub use in_process::{Fault, InProcess};
-pub use inbox::{AsyncHandler, Handled, Inbox, Receipt, Reception};
+pub use inbox::{AsyncHandler, Handled, Inbox};
 pub use message::{LanePlace, Message};
 pub use policy::{DeliveryPolicy, WhenDead};
+pub use reception::{Receipt, Reception};
 pub use render::{Dump, Events, ShownRow};
 pub use retention::{RedriveWindow, Retention};
 pub use stats::{Counts, Stats};
-pub use store::{
+pub use store::synchronous::{
     Applied, End, Load, Reader, RunError, Seen, Store, StoreError, Tables, Transaction, Writing,
 };
 pub use table::{

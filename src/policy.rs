@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::string::String;
 use core::time::Duration;
 
-use crate::checked::Checked;
+use crate::checked::{Checked, Settings, sealed::Sealed};
 use crate::fingerprint::Digest;
 use crate::ids::{EventId, Invalid};
 
@@ -61,6 +61,12 @@ impl Default for Checked<DeliveryPolicy> {
     fn default() -> Self {
         Self::new(DeliveryPolicy::default(), ())
     }
+}
+
+impl Sealed for DeliveryPolicy {}
+
+impl Settings for DeliveryPolicy {
+    type Against = ();
 }
 
 impl DeliveryPolicy {

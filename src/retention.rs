@@ -3,7 +3,7 @@
 use alloc::format;
 use core::time::Duration;
 
-use crate::checked::Checked;
+use crate::checked::{Checked, Settings, sealed::Sealed};
 use crate::ids::Invalid;
 use crate::policy::DeliveryPolicy;
 
@@ -54,6 +54,13 @@ impl Default for Retention {
             positions: None,
         }
     }
+}
+
+impl Sealed for Retention {}
+
+impl Settings for Retention {
+    /// The sender's policy.
+    type Against = Checked<DeliveryPolicy>;
 }
 
 impl Retention {

@@ -13,8 +13,8 @@ use super::{Ask, Called, Flow, Overlay, Steps, Stop, Then, Told, Tries};
 use crate::boundary::{Batch, Decision, Query};
 use crate::event::Body;
 use crate::ids::Reason;
-use crate::inbox::{Receipt, Reception};
 use crate::message::Message;
+use crate::reception::{Receipt, Reception};
 use crate::time::Millis;
 use crate::transition::receive::{ContentDiffers, FailureCounted, Receive, Received};
 

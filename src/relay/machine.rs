@@ -146,7 +146,9 @@ pub struct Status {
     pub counters: Counters,
     /// How many publishes are under way; once it has stopped, how many it no longer waited for.
     pub publishing: usize,
-    /// How many of these did not end in time: each takes up a publisher.
+    /// How many publishes did not end in time, and still have not ended. Each takes up a publisher;
+    /// on threads those are in it too that have another in their place, and are not counted as under
+    /// way any more.
     pub hung: usize,
     /// What the store said, if the last that was asked of it failed. If a relay stopped with it, it
     /// could not give back its leases, and they run out by themselves.
@@ -505,7 +507,8 @@ impl RelayMachine {
     }
 
     /// A publish has ended. What comes late, but before the machine has heard that it is overdue,
-    /// counts.
+    /// counts; so tell it of all that have ended before anything else. This is the only `handle_*`
+    /// that lets nothing become overdue: call [`RelayMachine::handle_timeout`] when all are told.
     pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
         self.go_with(now);
         if let Some(slot) = self.left.ended(|it| it.is(ticket)) {
@@ -514,7 +517,6 @@ impl RelayMachine {
             self.answered += 1;
             self.end_publish(&ticket.lease.lane, published);
         }
-        self.handle_timeout(now);
     }
 
     /// What was being published under this lease is broken off.

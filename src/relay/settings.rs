@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::checked::Checked;
+use crate::checked::{Checked, Settings, sealed::Sealed};
 use crate::ids::{Invalid, Owner};
 use crate::policy::DeliveryPolicy;
 use crate::transition::claim::Claim;
@@ -39,6 +39,12 @@ pub struct RelaySettings {
     pub pause_base: Duration,
     /// The longest pause. Default 30 s.
     pub pause_cap: Duration,
+}
+
+impl Sealed for RelaySettings {}
+
+impl Settings for RelaySettings {
+    type Against = ();
 }
 
 impl RelaySettings {

@@ -97,9 +97,9 @@ pub trait AsyncTables: AsyncLoad {
     }
 }
 
-/// As [`Transaction`](super::Transaction): to drop it is to roll it back.
+/// As [`Transaction`](crate::Transaction): to drop it is to roll it back.
 pub trait AsyncTransaction: AsyncTables + Sized {
-    /// As [`Transaction::commit`](super::Transaction::commit). If the future is dropped, the commit
+    /// As [`Transaction::commit`](crate::Transaction::commit). If the future is dropped, the commit
     /// has taken or it has not.
     fn commit(self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 

@@ -783,3 +783,23 @@ fn a_lease_that_never_ends_is_not_renewed() {
         assert!(relay.machine.poll_timeout().is_some_and(|at| at > START));
     }
 }
+
+/// F25: what comes late counts, as long as the machine has not heard that it is overdue: all of a
+/// call, and of all calls that are told together.
+#[test]
+fn f25_all_that_comes_late_together_counts() {
+    let (mut relay, tickets) = Played::holding(&[("a", 1), ("b", 1), ("c", 1)]);
+    relay.now = relay.now + TIMEOUT;
+    tickets.iter().take(2).for_each(|ticket| relay.confirm(ticket));
+    relay.after(Duration::ZERO);
+    assert_eq!((relay.machine.counters().overdue, relay.machine.status().publishing), (1, 1));
+    relay.confirm(&tickets[2]);
+    assert_eq!(relay.machine.status().publishing, 0);
+    let settled: Vec<usize> = match relay.machine.poll_action() {
+        Some(Action::GiveUp(leases)) if leases == [tickets[2].lease.clone()] => {
+            relay.exchange().settle.iter().map(Settlement::confirmed).collect()
+        }
+        other => panic!("nothing is overdue: {other:?}"),
+    };
+    assert_eq!(settled, [1, 1, 0]);
+}

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use twobox::relay::host::{Report, guarded};
 use twobox::relay::{Action, Publisher, RelayMachine, Status};
-use twobox::store::{NoCall, Store, drive};
+use twobox::store::{NoCall, drive};
+use twobox::{Millis, Store};
 
-use crate::shared::{Mail, Shared};
+use crate::shared::{Answers, Mail, Shared};
 use crate::worker::Workers;
 
 pub(crate) struct Driver<S, I> {
@@ -65,12 +66,7 @@ where
     fn hear(&mut self) {
         let Mail { woken, clock_moved: _, stop_by, answers } = self.shared.mailbox.take();
         let now = self.shared.now();
-        for (worker, answers) in answers {
-            self.workers.ended(worker);
-            for (ticket, published) in answers {
-                self.machine.handle_published(now, &ticket, published);
-            }
-        }
+        self.hear_answers(now, answers);
         self.machine.handle_timeout(now);
         if woken {
             self.machine.handle_wakeup(now);
@@ -81,17 +77,37 @@ where
         self.replace_hung();
     }
 
+    fn hear_answers(&mut self, now: Millis, answers: Vec<Answers>) {
+        for (worker, answers) in answers {
+            self.workers.ended(worker);
+            for (ticket, published) in answers {
+                self.machine.handle_published(now, &ticket, published);
+            }
+        }
+    }
+
+    /// The store has answered. What was published meanwhile is heard first: it is not overdue
+    /// because the store was slow.
+    fn hear_after_store(&mut self) -> Millis {
+        let answers = self.shared.mailbox.take_answers();
+        let now = self.shared.now();
+        self.hear_answers(now, answers);
+        now
+    }
+
     fn act(&mut self, action: Action) {
         let now = self.machine.now();
         match action {
             Action::Exchange(exchange) => {
                 let flow = exchange.flow(self.machine.settings(), now, false);
                 let exchanged = guarded(|| drive(&self.store, flow, &mut NoCall));
-                self.machine.conclude_exchange(self.shared.now(), exchanged);
+                let now = self.hear_after_store();
+                self.machine.conclude_exchange(now, exchanged);
             }
             Action::Renew(renew) => {
                 let renewed = guarded(|| self.store.run(renew, now));
-                self.machine.conclude_renewal(self.shared.now(), renewed);
+                let now = self.hear_after_store();
+                self.machine.conclude_renewal(now, renewed);
             }
             Action::Publish(tickets) => self.workers.publish(tickets, now),
             // A thread cannot be told to stop: it goes on until it is done, or overdue.

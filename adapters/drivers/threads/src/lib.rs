@@ -154,8 +154,9 @@ impl RelayThread {
     }
 
     /// As [`RelayThread::wait_for`], but no longer than `patience`. To drain a store before a stop,
-    /// wait until its [`Stats`](twobox::Stats) count nothing as due or leased; what waits for a
-    /// backoff, or behind a dead event, is not waited for then.
+    /// wait until its [`Stats`](twobox::Stats) count nothing as due or leased: `store.view()?` with
+    /// [`Load::stats`](twobox::Load::stats). What waits for a backoff, or behind a dead event, is
+    /// not waited for then.
     pub fn wait_at_most(&self, patience: Duration, wanted: impl FnMut(&Status) -> bool) -> Status {
         self.shared.board.wait_for(Some(patience), wanted)
     }

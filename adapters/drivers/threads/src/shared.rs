@@ -48,9 +48,12 @@ pub(crate) struct Mail {
     pub(crate) woken: bool,
     pub(crate) clock_moved: bool,
     pub(crate) stop_by: Option<Millis>,
-    /// What calls have come to, each with the number of its worker.
-    pub(crate) answers: Vec<(usize, Vec<(Ticket, Published)>)>,
+    /// What calls have come to.
+    pub(crate) answers: Vec<Answers>,
 }
+
+/// What a call has come to, with the number of its worker.
+pub(crate) type Answers = (usize, Vec<(Ticket, Published)>);
 
 impl Mail {
     fn is_empty(&self) -> bool {
@@ -72,6 +75,10 @@ impl Mailbox {
 
     pub(crate) fn take(&self) -> Mail {
         std::mem::take(&mut lock(&self.mail))
+    }
+
+    pub(crate) fn take_answers(&self) -> Vec<Answers> {
+        std::mem::take(&mut lock(&self.mail).answers)
     }
 
     /// Waits until there is mail, but no longer than `limit`.

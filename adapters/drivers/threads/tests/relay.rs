@@ -553,6 +553,8 @@ fn the_poll_finds_what_nobody_has_announced() {
 struct Flaky {
     store: MemoryStore,
     fault: Mutex<Option<Fault>>,
+    /// The next commit says that it is there, and takes until it is told.
+    slow: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -623,6 +625,10 @@ impl Tables for FlakyTx<'_> {
 impl Transaction for FlakyTx<'_> {
     fn commit(self) -> Result<(), Away> {
         self.1.fails(Fault::Commit)?;
+        if let Some((there, told)) = self.1.slow.lock().unwrap().take() {
+            there.send(()).unwrap();
+            told.recv().unwrap();
+        }
         self.0.commit().unwrap();
         self.1.fails(Fault::CommitTakes)
     }
@@ -983,4 +989,30 @@ fn f26_stuck_keys_keep_no_other_waiting() {
     assert_eq!(asks.recv().unwrap(), "e90", "F26");
     publisher.let_go();
     relay.wait_for(|status| status.counters.confirmed == 91);
+}
+
+/// F25: what was published in time is not overdue because the store was slow to answer meanwhile.
+#[test]
+fn f25_a_slow_store_makes_nothing_overdue() {
+    // That the answer of the publisher is there before the store's can be seen from nowhere; so it
+    // gets ever more time to arrive.
+    let overdue = (0..12).map(|round| {
+        let (clock, store) = (Clock::default(), Arc::new(Flaky::default()));
+        commit(&store.store, 1, 1, clock.now());
+        let (publishers, asked, answer) = told(1);
+        let relay = clock.relay(&store, publishers, impatient("relay-1"));
+        assert_eq!(asked.recv().unwrap(), "e1");
+        let ((there, is_there), (tell, told)) = (channel(), channel());
+        *store.slow.lock().unwrap() = Some((there, told));
+        commit(&store.store, 2, 2, clock.now());
+        relay.waker().wake();
+        is_there.recv().unwrap();
+        answer.send(Published::Confirmed).unwrap();
+        std::thread::sleep(Duration::from_millis(1 << round));
+        clock.0.0.fetch_add(TIMEOUT.as_millis() as u64, Ordering::SeqCst);
+        tell.send(()).unwrap();
+        relay.wait_for(|status| status.counters.confirmed + status.counters.overdue == 1);
+        relay.stop(Duration::ZERO).counters.overdue
+    });
+    assert!(overdue.into_iter().any(|overdue| overdue == 0), "the answer was not heard");
 }

@@ -779,6 +779,33 @@ async fn a_batch_goes_on_if_one_of_its_leases_is_lost() {
     assert_eq!(outbox(&*shared), []);
 }
 
+/// F25: such a call is dropped when the rest of it is overdue, and keeps no slot.
+#[tokio::test(start_paused = true)]
+async fn f25_a_batch_with_a_lost_lease_is_dropped_when_it_hangs() {
+    let (shared, (publisher, mut asks)) = (Arc::new(MemoryStore::new()), told());
+    let store = Arc::new(Flaky::on(shared.clone()));
+    commit(&*shared, 1, 1, START);
+    commit(&*shared, 2, 2, START);
+    let batches = Batches { told: publisher, most: 2, calls: Arc::default() };
+    let impatient = RelaySettings { publish_timeout: LEASE * 9, ..settings("relay-1") };
+    let relay = RelayTask::spawn(store.clone(), batches, impatient, tokio_clock(START)).unwrap();
+    let (_, mut answer) = asks.next().await;
+    store.set(Some(Fault::Begin));
+    let (rival, mut rival_asks) = told();
+    let window = RelaySettings { window: 1, run: 1, ..settings("relay-2") };
+    let eager = RelaySettings { poll: Duration::from_secs(1), ..window };
+    let rival =
+        RelayTask::spawn(Blocking::from(shared.clone()), rival, eager, tokio_clock(START)).unwrap();
+    assert_eq!(rival_asks.confirm().await, "e1");
+    rival.stop(LEASE).await;
+    store.set(None);
+    relay.wait_for(|status| status.counters.stale == 1).await;
+    timeout(LEASE * 10, answer.closed()).await.expect("F25: it hangs for ever");
+    let end = relay.wait_for(|status| status.publishing == 0).await;
+    assert_eq!((end.phase, end.error), (Phase::Running, None));
+    assert_eq!((end.counters.overdue, end.hung), (1, 0));
+}
+
 /// A publisher that likes so many at once, and writes down how many it got.
 struct Batches {
     told: Told,
