@@ -5,8 +5,9 @@ use core::num::NonZeroU16;
 use core::time::Duration;
 
 use twobox::{
-    Checked, CommitOrder, CommitRefused, Draft, Fingerprint, Invalid, Load, OrderId,
-    ParametersDiffer, Register, Registered, Request, Retention, RunError, Store, Table, purge_all,
+    Cancel, Checked, CommitOrder, CommitRefused, Draft, Fingerprint, Invalid, Load, OrderId,
+    ParametersDiffer, Reason, Register, Registered, Request, Retention, RunError, Store, Table,
+    purge_all,
 };
 
 use crate::support::{Flaky, StoreFault, at, body, draft, dump, name, place};
@@ -246,6 +247,9 @@ fn f53_a_key_is_known_for_as_long_as_its_order() {
             let begun = at(0) + DAY * 1000 * n as u32;
             let first = commit(begun).unwrap();
             assert!(!first.repeated);
+            // What is pending would keep them (F47).
+            let cancel = Cancel::new(first.placed.events.clone(), Reason::new("no more")).unwrap();
+            assert_eq!(store.run(cancel, begun).unwrap().done.len(), 1);
             for day in [29, 30, 31, 59, 60, 61, 900] {
                 let now = begun + DAY * day + Duration::from_millis(1);
                 let _ = purge_all(store, &kept, NonZeroU16::MAX, now).unwrap();
