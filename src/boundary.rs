@@ -17,7 +17,7 @@ mod batch;
 
 use alloc::vec::Vec;
 
-pub use answer::{Delivery, Lane, Rows};
+pub use answer::{DeadLetter, Delivery, Lane, Rows};
 pub(crate) use answer::{LaneRows, seek};
 pub use batch::{Batch, Change, Expect, Write};
 

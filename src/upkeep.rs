@@ -11,29 +11,12 @@ use crate::ids::{EventId, EventType};
 use crate::retention::{RedriveWindow, Retention};
 use crate::store::asynchronous::{self, AsyncStore};
 use crate::store::{NoCall, RunError, Store, drive};
-use crate::table::OutboxRow;
 use crate::time::Millis;
 use crate::transition::operator::Operated;
 
-/// A dead event: which, since when, and why. See [`Load::dead_letters`](crate::Load::dead_letters).
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct DeadLetter {
-    /// The event. Its envelope and payload are a row of their own, to be read with [`Load::event`](crate::Load::event).
-    pub event: EventId,
-    /// Its type, its state with the time, its starts and failures, and the last reason.
-    pub row: OutboxRow,
-}
-
-impl From<crate::Delivery> for DeadLetter {
-    fn from(dead: crate::Delivery) -> Self {
-        Self { event: dead.id, row: dead.row }
-    }
-}
-
-/// Redrives all dead events, or all of one type, in transactions of at most 256 each: those of a lane
-/// in the order of their places. `window` is
-/// as in [`Redrive::new`](crate::Redrive::new); what is past it is refused, and stands in the
-/// answer.
+/// Redrives all dead events, or all of one type, in transactions of at most 256 each: those of a
+/// lane in the order of their places. `window` is as in [`Redrive::new`](crate::Redrive::new); what
+/// is past it is refused, and stands in the answer.
 ///
 /// # Errors
 ///

@@ -57,6 +57,22 @@ impl Delivery {
     }
 }
 
+/// A dead event: which, since when, and why. See [`Load::dead_letters`](crate::Load::dead_letters).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DeadLetter {
+    /// The event. Its envelope and payload are a row of their own, to be read with
+    /// [`Load::event`](crate::Load::event).
+    pub event: EventId,
+    /// Its type, its state with the time, its starts and failures, and the last reason.
+    pub row: OutboxRow,
+}
+
+impl From<Delivery> for DeadLetter {
+    fn from(dead: Delivery) -> Self {
+        Self { event: dead.id, row: dead.row }
+    }
+}
+
 /// A lane with its first pending events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Lane {

@@ -6,9 +6,9 @@ use alloc::vec::Vec;
 use core::mem::swap;
 
 use crate::ids::{Invalid, OrderingKey};
+use crate::lane::LaneEdit;
 use crate::table::{Key, LaneRow, Parts, Record, Revision, Stored, Table};
 use crate::time::Millis;
-use crate::transition::lane::LaneEdit;
 
 /// What a change expects to find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -11,10 +11,10 @@ use super::publisher::{Published, Publisher, answers};
 use super::settings::RelaySettings;
 use super::{RelayError, trace};
 use crate::ids::{Invalid, Reason};
+use crate::lane::LeaseRef;
 use crate::message::Message;
 use crate::store::{NoCall, Store, drive};
 use crate::time::Millis;
-use crate::transition::lane::LeaseRef;
 
 /// A relay that publishes what a store has to deliver.
 ///

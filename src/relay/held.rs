@@ -6,9 +6,9 @@ use alloc::vec::Vec;
 
 use super::machine::Ticket;
 use crate::ids::{EventId, OrderingKey};
+use crate::lane::LeaseRef;
 use crate::time::Millis;
 use crate::transition::claim::Leased;
-use crate::transition::lane::LeaseRef;
 use crate::transition::settle::{Ending, Settlement};
 
 /// A lane under a lease: the first events are confirmed, the next one may be on its way.

@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 
 use super::held::Publishing;
 use crate::ids::OrderingKey;
+use crate::lane::LeaseRef;
 use crate::time::Millis;
-use crate::transition::lane::LeaseRef;
 
 /// All of them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]

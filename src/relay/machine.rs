@@ -13,10 +13,10 @@ use super::trace;
 use crate::checked::Checked;
 use crate::flow::{ExchangeFlow, Exchanged};
 use crate::ids::{Invalid, OrderingKey, Reason};
+use crate::lane::LeaseRef;
 use crate::message::Message;
 use crate::time::Millis;
 use crate::transition::claim::{Claim, Claimed};
-use crate::transition::lane::LeaseRef;
 use crate::transition::settle::{Ending, Renew, Renewed, Settle, Settled, Settlement};
 
 /// What there is to do.

@@ -15,6 +15,7 @@ use core::ops::{Deref, DerefMut};
 
 use super::reading::readings;
 use super::{Applied, NoCall, RunError, StoreError, is_conflict};
+use crate::boundary::DeadLetter;
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::Body;
 use crate::flow::{Ask, Called, Flow, RunFlow, Then, Told, WriteFlow};
@@ -24,7 +25,6 @@ use crate::table::{
     EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, RequestRow, Stored, Table,
 };
 use crate::time::Millis;
-use crate::upkeep::DeadLetter;
 
 macro_rules! async_readings {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),+) -> $answer:ty:

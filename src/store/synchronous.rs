@@ -11,6 +11,7 @@ use core::ops::{Deref, DerefMut};
 
 use thiserror::Error;
 
+use crate::boundary::DeadLetter;
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::Body;
 use crate::flow::{Called, RunFlow, Stop, WriteFlow};
@@ -20,7 +21,6 @@ use crate::table::{
     EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, RequestRow, Stored, Table,
 };
 use crate::time::Millis;
-use crate::upkeep::DeadLetter;
 
 use super::driver::{Call, NoCall, drive};
 use super::reading::readings;

@@ -4,11 +4,11 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::lane::LeaseRef;
 use super::settle::{Ending, Settlement};
 use crate::boundary::{Batch, Decision, Delivery, Due, Lane, Query, Rows, Transition};
 use crate::checked::Checked;
 use crate::ids::{EventId, Invalid, OrderingKey, Owner, Reason};
+use crate::lane::LeaseRef;
 use crate::message::{LanePlace, Message};
 use crate::policy::{DeliveryPolicy, WhenDead};
 use crate::table::{DeliveryState, LaneRow, Lease, OutboxRow, Record, Revision};

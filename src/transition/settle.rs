@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::claim::{Leased, LeasedEvent};
-use super::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
 use crate::boundary::{Batch, Decision, LaneRows, Query, Rows, Transition};
 use crate::checked::Checked;
 use crate::ids::{EventId, OrderingKey, Reason};
+use crate::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
 use crate::policy::{DeliveryPolicy, WhenDead};
 use crate::table::{DeliveryState, Key, LaneRow, OutboxRow, Record};
 use crate::time::Millis;
