@@ -1,10 +1,10 @@
 //! Work on a store as state machines: what to ask of it, and in which order, without any I/O.
 //!
 //! A [`Flow`] asks: load this, write that, call the user's handler, commit. It is told what came of
-//! it, and comes to a value at its end. One sync driver ([`store::drive`](crate::store::drive)) and one async
-//! driver ([`drive`](crate::store::asynchronous::drive)) run all of them, so each rule about what
-//! follows what stands once: trying again after a conflict, receiving a batch, going through a
-//! table page by page.
+//! it, and comes to a value at its end. One sync driver ([`store::drive`](crate::store::drive)) and
+//! one async driver ([`drive`](crate::store::asynchronous::drive)) run all of them, so each rule
+//! about what follows what stands once: trying again after a conflict, receiving a batch, going
+//! through a table page by page.
 //!
 //! ```text
 //!            +-> View(query) --> Rows --+
