@@ -28,6 +28,7 @@ pub struct StaleLease {
 
 /// Why a lease does not count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
+#[non_exhaustive]
 pub enum Stale {
     /// It ran out, and another claim has taken the lane since.
     #[error("{owner} has taken the lane since, with token {token}")]

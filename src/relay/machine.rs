@@ -121,6 +121,7 @@ pub struct Counters {
 
 /// What a relay is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Phase {
     /// It delivers, or waits for something to deliver.
     Running,

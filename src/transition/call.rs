@@ -48,6 +48,7 @@ impl CallKey {
 
 /// What was asked of a call does not fit its state.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum CallRefused {
     /// No intent was committed.
     #[error("consumer {} has not recorded the intent of a call for event {}; commit the intent first", key.consumer, key.event)]

@@ -119,6 +119,7 @@ pub struct Committed {
 
 /// Why an order was not committed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum CommitRefused {
     /// The request is bound to other parameters.
     #[error(transparent)]

@@ -27,6 +27,7 @@ pub struct Operated {
 
 /// Why an event was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
 pub enum NotDone {
     /// There is no such event, or it was purged.
     #[error("there is no such event in the outbox")]

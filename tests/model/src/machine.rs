@@ -176,7 +176,7 @@ impl World {
         match driven.machine.phase() {
             Phase::Stopped => push(Input::Start),
             Phase::Stopping => push(Input::Abandon),
-            Phase::Running | Phase::Paused | Phase::StoreAway | Phase::Stuck => {
+            Phase::Running | Phase::Paused | Phase::StoreAway | Phase::Stuck | _ => {
                 [Input::Timeout, Input::Wakeup].into_iter().for_each(&mut push);
                 if faulty {
                     [Input::Crash, Input::Stop].into_iter().for_each(&mut push);

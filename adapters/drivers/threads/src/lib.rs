@@ -72,6 +72,7 @@ pub struct RelayThread {
 
 /// Why a relay was not started.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum SpawnError {
     /// The settings do not go together.
     #[error(transparent)]

@@ -115,6 +115,7 @@ pub struct ThreadEnded;
 
 /// What can go wrong in a store on another thread.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum BlockingError<E> {
     /// The store's own error.
     #[error("{0}")]
