@@ -20,10 +20,10 @@ use twobox::store::asynchronous::{
     AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, AsyncWriting,
 };
 use twobox::{
-    Applied, AsyncHandler, Batch, Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump,
-    EventId, EventState, Fingerprint, Handled, InProcess, Inbox, Load, Message, Millis, OrderId,
-    OrderingKey, OutboxRow, Owner, Query, Reader, Reason, Receipt, Request, Rows, Store,
-    StoreError, Table, Tables, Transaction,
+    Applied, AsyncHandler, Batch, Body, Checked, Claim, CommitOrder, Consumer, DeliveryPolicy,
+    Draft, Dump, EventId, EventState, Fingerprint, Handled, InProcess, Inbox, Load, Message,
+    Millis, OrderId, OrderingKey, OutboxRow, Owner, Query, Reader, Reason, Receipt, Request, Rows,
+    Settle, Store, StoreError, Table, Tables, Transaction,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -791,13 +791,14 @@ async fn f25_a_batch_with_a_lost_lease_is_dropped_when_it_hangs() {
     let relay = RelayTask::spawn(store.clone(), batches, impatient, tokio_clock(START)).unwrap();
     let (_, mut answer) = asks.next().await;
     store.set(Some(Fault::Begin));
-    let (rival, mut rival_asks) = told();
-    let window = RelaySettings { window: 1, run: 1, ..settings("relay-2") };
-    let eager = RelaySettings { poll: Duration::from_secs(1), ..window };
-    let rival =
-        RelayTask::spawn(Blocking::from(shared.clone()), rival, eager, tokio_clock(START)).unwrap();
-    assert_eq!(rival_asks.confirm().await, "e1");
-    rival.stop(LEASE).await;
+    // Its leases run out, and another takes the first of its lanes.
+    sleep(LEASE + Duration::from_secs(1)).await;
+    let policy = Checked::<DeliveryPolicy>::default();
+    let now = START + (LEASE + Duration::from_secs(1));
+    let claim = Claim::new(&policy, Owner::new("relay-2").unwrap(), LEASE, 1).unwrap();
+    let rival = shared.run(claim, now).unwrap().leased.remove(0);
+    let settle = Settle::new(&policy, [rival.settle(1, None)]);
+    assert_eq!(shared.run(settle, now).unwrap().confirmed, 1);
     store.set(None);
     relay.wait_for(|status| status.counters.stale == 1).await;
     timeout(LEASE * 10, answer.closed()).await.expect("F25: it hangs for ever");
