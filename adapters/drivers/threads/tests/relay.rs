@@ -104,7 +104,7 @@ impl Clock {
 }
 
 fn settings(name: &str) -> RelaySettings {
-    let publish_timeout = HOUR * 24;
+    let publish_timeout = HOUR * 1_000_000;
     let own = RelaySettings::new(Owner::new(name).unwrap());
     RelaySettings { poll: HOUR, lease: LEASE, publish_timeout, ..own }
 }

@@ -34,7 +34,7 @@ const LEASE: Duration = Duration::from_secs(30);
 const START: Millis = Millis::new(1_000_000);
 
 fn settings(name: &str) -> RelaySettings {
-    let publish_timeout = HOUR * 24;
+    let publish_timeout = HOUR * 1_000_000;
     let own = RelaySettings::new(Owner::new(name).unwrap());
     RelaySettings { poll: HOUR, lease: LEASE, publish_timeout, ..own }
 }
