@@ -1,9 +1,9 @@
-//! The experiment: orders and their events, with faults at the points where programs lose things or
-//! do them twice.
+//! The experiment: orders and their events, with faults at the points where programs lose things,
+//! or do them twice.
 //!
 //! A sender and a receiver have a store each. Each figure is counted from their tables, and each
-//! fault is real: what was being done ends where the fault strikes, and the rest goes on with what
-//! the stores hold.
+//! fault is real: the operation ends where the fault strikes, and the program goes on with what the
+//! stores hold.
 //!
 //! ```text
 //! cargo run --example demo                      on redb, in temporary files
@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Committed, Consumer, Draft, Dump, EventId, EventState, Fingerprint, Handled,
-    Inbox, Message, Millis, OrderId, OrderingKey, Owner, ParametersDiffer, Reason, Receipt,
-    Register, Request, RunError, Store, Table,
+    Body, CommitOrder, Committed, Consumer, Draft, Dump, EventId, EventState, Handled, Inbox,
+    Message, Millis, OrderId, OrderingKey, Owner, ParametersDiffer, Reason, Receipt, Register,
+    Request, RunError, Store, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -100,16 +100,16 @@ impl DemoStore for MemoryStore {
 /// Where something breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum Fault {
-    #[error("fault: broken off before the commit")]
+    #[error("fault: aborted before the commit")]
     BeforeCommit,
-    #[error("fault: committed, but the answer was lost")]
-    AnswerLost,
+    #[error("fault: committed, but the reply was lost")]
+    ReplyLost,
     #[error("fault: the receiver has committed, but the confirmation was lost")]
     ConfirmationLost,
 }
 
 impl Fault {
-    /// Breaks off here, if this is the planned fault.
+    /// Aborts here, if this is the planned fault.
     fn strike(self, planned: Option<Self>) -> Result<(), Self> {
         if planned == Some(self) { Err(self) } else { Ok(()) }
     }
@@ -150,7 +150,7 @@ fn place<S: Store>(
         RunError::Conflict(_) | RunError::Store(_) | RunError::Unknown(_) => Failure::from(error),
     })?;
 
-    Fault::AnswerLost.strike(planned)?;
+    Fault::ReplyLost.strike(planned)?;
     Ok(committed)
 }
 
@@ -271,11 +271,11 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
     // The time is an input. Here it is the program's own, and stands still until a lease has to run
     // out.
     let now = Millis::new(1_000);
-    let notebooks =
-        |quantity: &str| Fingerprint::of([("item", "notebook"), ("quantity", quantity)]);
-    let first = Request::new("customer-7", "req-001", notebooks("2"))?;
-    let same_key = Request::new("customer-7", "req-001", notebooks("3"))?;
-    let second = Request::new("customer-7", "req-002", notebooks("1"))?;
+    let notebooks = |id, quantity| {
+        Request::of("customer-7", id, [("item", "notebook"), ("quantity", quantity)])
+    };
+    let (first, same_key) = (notebooks("req-001", "2")?, notebooks("req-001", "3")?);
+    let second = notebooks("req-002", "1")?;
 
     Fault::BeforeCommit.must_end(place(&sender, &first, now, Some(Fault::BeforeCommit)))?;
     let Figures { orders, outbox, keys, .. } = Figures::of(&sender)?;
@@ -313,7 +313,7 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
         format!("same key, different parameters after order: {verdict}"),
     )?;
 
-    Fault::AnswerLost.must_end(place(&sender, &second, now, Some(Fault::AnswerLost)))?;
+    Fault::ReplyLost.must_end(place(&sender, &second, now, Some(Fault::ReplyLost)))?;
     let Figures { orders, .. } = Figures::of(&sender)?;
     screen.step(&sender, &receiver, format!("client response lost: committed_orders={orders}"))?;
 

@@ -13,10 +13,7 @@ use std::error::Error;
 use std::io::{self, Write};
 
 use redb::{ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
-use twobox::{
-    Body, CommitOrder, Draft, Dump, Fingerprint, Millis, OrderId, Reader, Request, Store, Table,
-    Tables,
-};
+use twobox::{CommitOrder, Draft, Dump, Millis, Reader, Request, Store, Table, Tables};
 use twobox_redb::{Lent, RedbStore};
 
 type Failure = Box<dyn Error>;
@@ -83,19 +80,13 @@ fn sell_in_your_transaction(
 }
 
 fn request(id: &str, quantity: u64) -> Result<Request, Failure> {
-    let parameters = Fingerprint::of([("item", "notebook"), ("quantity", &quantity.to_string())]);
-    Ok(Request::new("customer-7", id, parameters)?)
+    let parameters = [("item", "notebook"), ("quantity", &quantity.to_string())];
+    Ok(Request::of("customer-7", id, parameters)?)
 }
 
 fn order(request: &Request) -> Result<CommitOrder<'_>, Failure> {
-    let body = Body::text(request.fingerprint.summary())?;
-    let event = Draft::new("order.created", body.clone())?;
-    Ok(CommitOrder::new(
-        request,
-        OrderId::new(format!("order:{}", request.key.id))?,
-        body,
-        [event],
-    )?)
+    let event = Draft::json("order.created", r#"{"item":"notebook"}"#)?;
+    Ok(request.order(format!("order:{}", request.key.id), r#"{"item":"notebook"}"#, event)?)
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -15,8 +15,8 @@ use redb::{ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use serde_json::{Value, json};
 use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, EventState, Fingerprint, Handled,
-    Inbox, Message, Millis, OrderId, OrderingKey, Owner, Reader, Reason, Request, Store, Table,
+    Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, EventState, Handled, Inbox, Message,
+    Millis, OrderingKey, Owner, Reader, Reason, Request, Store, Table,
 };
 use twobox_redb::RedbStore;
 
@@ -77,16 +77,15 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
 
 /// An order and its event in one commit. The events of one user keep their order.
 fn order(request: &Request, user: u64, amount: u64) -> Result<CommitOrder<'_>, Failure> {
-    let id = OrderId::new(format!("order-{}", request.key.id))?;
-    let body = Body::json(json!({ "user": user, "amount": amount }).to_string())?;
-    let event = Draft::new("order.created", body.clone())?
+    let body = json!({ "user": user, "amount": amount }).to_string();
+    let event = Draft::json("order.created", &body)?
         .ordering_key(OrderingKey::new(format!("user-{user}"))?);
-    Ok(CommitOrder::new(request, id, body, [event])?)
+    Ok(request.order(format!("order-{}", request.key.id), body, event)?)
 }
 
 fn request(id: &str, user: u64, amount: u64) -> Result<Request, Failure> {
-    let parameters = Fingerprint::of([("user", user.to_string()), ("amount", amount.to_string())]);
-    Ok(Request::new(format!("user-{user}"), id, parameters)?)
+    let parameters = [("user", user.to_string()), ("amount", amount.to_string())];
+    Ok(Request::of(format!("user-{user}"), id, parameters)?)
 }
 
 fn place(shop: &RedbStore, id: &str, user: u64, amount: u64, now: Millis) -> Result<(), Failure> {

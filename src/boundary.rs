@@ -17,7 +17,7 @@ mod batch;
 
 use alloc::vec::Vec;
 
-pub use answer::{Delivery, Lane, Rows};
+pub use answer::{DeadLetter, Delivery, Lane, Rows};
 pub(crate) use answer::{LaneRows, seek};
 pub use batch::{Batch, Change, Expect, Write};
 
@@ -29,12 +29,12 @@ use crate::time::Millis;
 ///
 /// A program may have transitions of its own, over the tables of twobox: they run as these do.
 pub trait Transition {
-    /// What came of it, provisional until the transaction is committed.
+    /// The outcome, provisional until the transaction is committed.
     type Outcome;
-    /// Why it was refused. A refusal changes nothing.
+    /// Why the rules refused it. A refusal changes nothing.
     type Refusal: core::error::Error + 'static;
 
-    /// What it must see to decide.
+    /// The rows that it must see to decide.
     fn query(&self, now: Millis) -> Query;
 
     /// Decides over the answer to [`Transition::query`]. The same input always gives the same
@@ -45,8 +45,9 @@ pub trait Transition {
     /// The refusal, if the rules do not allow the operation.
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Self::Outcome>, Self::Refusal>;
 
-    /// What it decides if everything is as it usually is. A store over a network writes that at
-    /// once, and asks the query only if a guard does not hold. `None` if nothing can be assumed.
+    /// What it decides if the tables are as they usually are, such as a key that is free. A store
+    /// over a network writes that first, and asks the query only if a guard does not hold. `None`
+    /// if nothing can be assumed.
     fn assume(&self, now: Millis) -> Option<Decision<Self::Outcome>> {
         let _ = now;
         None
@@ -70,10 +71,10 @@ impl<T: Transition + ?Sized> Transition for &T {
     }
 }
 
-/// What a transition decided: the changes, and what they will have come to once they are committed.
+/// What a transition decided: the changes, and the outcome that they have once they are committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision<O> {
-    /// The changes, none if everything stands as it should.
+    /// The changes; none if everything is as it should be.
     pub batch: Batch,
     /// The outcome.
     pub outcome: O,
@@ -96,10 +97,10 @@ impl<O> Decision<O> {
         Self { batch: Batch::new(), outcome }
     }
 
-    /// A crash may undo the commit of this, without breaking a promise: it is then done again. So a
-    /// claim whose lease is gone, or a settlement, after which the event is delivered once more
-    /// (P3) and the inbox absorbs it (P5). The starts and failures that it counted are lost with it
-    /// (F4). A store may be told not to make such a commit durable at once.
+    /// Says that a crash may undo the commit of this without breaking a promise, so that a store
+    /// may skip its sync. It holds for claims, renewals and settlements: the event is delivered
+    /// once more (P3), and the inbox absorbs it (P5). The starts and failures that were counted are
+    /// lost with it (F4).
     #[must_use]
     pub const fn may_be_lost(mut self) -> Self {
         self.batch.may_be_lost = true;
@@ -176,21 +177,23 @@ impl Query {
     }
 }
 
-/// Which lanes can be claimed: see [`Query::Due`].
+/// Which lanes to claim from; see [`Query::Due`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Due {
     /// The time that `due` is compared with.
     pub now: Millis,
-    /// Only lanes that are due at or after this time: a store in which entries that have moved stay
-    /// in an index for a while need not read over them.
+    /// Only lanes that are due at or after this time. It spares a store whose index keeps entries
+    /// for a while after they have moved from reading over them each time.
     pub floor: Millis,
     /// How many lanes at most.
     pub lanes: usize,
     /// How many events at most for each lane.
     pub run: usize,
-    /// With how many events there is enough. 0: the answer is empty.
+    /// With how many events the answer ends: the lane that reaches them is the last one. 0: the
+    /// answer is empty.
     pub events: usize,
-    /// With how many bytes of bodies there is enough; one event may come in any case.
+    /// With how many bytes of bodies the answer ends: the event that reaches them is the last one.
+    /// 0: the answer is empty.
     pub bytes: usize,
 }
 
@@ -201,8 +204,8 @@ pub struct Due {
 ///
 /// | table       | which                                         | since      | answer in |
 /// |-------------|-----------------------------------------------|------------|-----------|
-/// | `requests`  | with an order                                 | placed     | [`Rows::rows`] |
-/// | `orders`    | all                                           | committed  | [`Rows::rows`]; bodies may be left out |
+/// | `requests`  | with an order none of whose events is pending or dead | placed | [`Rows::rows`] |
+/// | `orders`    | whose request is gone, or names another order | committed  | [`Rows::rows`]; bodies may be left out |
 /// | `events`    | confirmed, or discarded or cancelled          | committed; discarded or cancelled | [`Rows::deliveries`] |
 /// | `lanes`     | nothing pending, not blocked, none of its events left | changed | [`Rows::rows`] |
 /// | `inbox`     | applied                                       | applied    | [`Rows::rows`] |
@@ -221,12 +224,12 @@ pub struct Finished {
     pub limit: usize,
 }
 
-/// Keys in their order, each once.
+/// Keys in ascending order, each once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Keys(Vec<Key>);
 
 impl Keys {
-    /// Sorts the keys and drops what stands twice.
+    /// Sorts the keys and drops duplicates.
     #[must_use]
     pub fn new(keys: impl IntoIterator<Item = Key>) -> Self {
         let mut keys: Vec<Key> = keys.into_iter().collect();

@@ -1,5 +1,5 @@
-//! Settings that have been found to go together: what is refused when settings are made cannot be
-//! used later (P7, F10).
+//! Settings that have been found to go together: what the check refuses cannot be used later (P7,
+//! F10).
 
 use core::ops::Deref;
 
@@ -29,24 +29,9 @@ pub trait Settings: sealed::Sealed {
     type Against: core::fmt::Debug + Clone + PartialEq + Eq + core::hash::Hash;
 }
 
-mod sealed {
+pub(crate) mod sealed {
+    /// It is sealed: each of the settings says so beside its check.
     pub trait Sealed {}
-    impl Sealed for crate::DeliveryPolicy {}
-    impl Sealed for crate::relay::RelaySettings {}
-    impl Sealed for crate::Retention {}
-}
-
-impl Settings for crate::DeliveryPolicy {
-    type Against = ();
-}
-
-impl Settings for crate::relay::RelaySettings {
-    type Against = ();
-}
-
-impl Settings for crate::Retention {
-    /// The sender's policy.
-    type Against = Checked<crate::DeliveryPolicy>;
 }
 
 impl<T: Settings> Checked<T> {

@@ -194,7 +194,40 @@ impl Decoder {
     ///
     /// As there.
     pub fn decode(&mut self, table: Table, key: &[u8], value: &[u8]) -> Result<Stored, Damaged> {
-        decode_row(Parser { table, rest: value, names: self }, table, key)
+        let key = self.key(table, key)?;
+        self.row(key, value)
+    }
+
+    /// Reads the row that has this key.
+    ///
+    /// # Errors
+    ///
+    /// As [`decode`].
+    pub fn row(&mut self, key: Key, value: &[u8]) -> Result<Stored, Damaged> {
+        decode_row(Parser { table: key.table(), rest: value, names: self }, key)
+    }
+
+    /// Reads a key.
+    fn key(&mut self, table: Table, key: &[u8]) -> Result<Key, Damaged> {
+        Ok(match table {
+            Table::Requests => {
+                let (scope, id) = self.pair(table, key)?;
+                Key::Request(RequestKey { scope, id })
+            }
+            Table::Orders => Key::Order(self.name(table, key)?),
+            // The ids of events seldom come again.
+            Table::Events => Key::Event(name(table, key)?),
+            Table::Outbox => Key::Outbox(self.name(table, key)?),
+            Table::Lanes => Key::Lane(self.name(table, key)?),
+            Table::Inbox => self.pair(table, key).map(|(consumer, id)| Key::Inbox(consumer, id))?,
+            Table::Effects => {
+                self.pair(table, key).map(|(consumer, id)| Key::Effect(consumer, id))?
+            }
+            Table::Positions => {
+                self.pair(table, key).map(|(consumer, lane)| Key::Position(consumer, lane))?
+            }
+            Table::Calls => self.pair(table, key).map(|(consumer, id)| Key::Call(consumer, id))?,
+        })
     }
 
     /// Reads how an event stands to which nothing has happened, and not its headers and its body.
@@ -237,12 +270,10 @@ impl Decoder {
     }
 }
 
-fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Stored, Damaged> {
+fn decode_row(mut value: Parser<'_, '_>, key: Key) -> Result<Stored, Damaged> {
     let revision = Revision::from_stored(value.number()?);
-    let record = match table {
-        Table::Requests => {
-            let (scope, id) = value.names.pair(table, key)?;
-            let key = RequestKey { scope, id };
+    let record = match key {
+        Key::Request(key) => {
             let digest = value.digest()?;
             let summary = value.text()?;
             let fingerprint = Fingerprint::from_stored(digest, summary);
@@ -257,17 +288,16 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
             })?;
             Record::Request(key, RequestRow { fingerprint, registered_at, placed })
         }
-        Table::Orders => {
-            let id = value.names.name(table, key)?;
+        Key::Order(id) => {
             let request = RequestKey { scope: value.name()?, id: value.name()? };
             Record::Order(
                 id,
                 OrderRow { request, committed_at: value.time()?, body: value.body()? },
             )
         }
-        Table::Events => event_row(&mut value, key).map(Record::Event)?,
-        Table::Outbox => Record::Outbox(
-            value.names.name(table, key)?,
+        Key::Event(id) => event_row(&mut value, id).map(Record::Event)?,
+        Key::Outbox(id) => Record::Outbox(
+            id,
             OutboxRow {
                 lane: value.name()?,
                 sequence: value.number()?,
@@ -290,8 +320,8 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
                 moved: value.option(|_| Ok(()))?.is_some(),
             },
         ),
-        Table::Lanes => Record::Lane(
-            value.names.name(table, key)?,
+        Key::Lane(key) => Record::Lane(
+            key,
             LaneRow {
                 next: value.number()?,
                 head: value.number()?,
@@ -311,8 +341,7 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
                 changed_at: value.time()?,
             },
         ),
-        Table::Inbox => {
-            let (consumer, id) = value.names.pair(table, key)?;
+        Key::Inbox(consumer, id) => {
             let row = InboxRow {
                 content: value.digest()?,
                 at: value.time()?,
@@ -332,20 +361,13 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
             };
             Record::Inbox(consumer, id, row)
         }
-        Table::Effects => {
-            let (consumer, id) = value.names.pair(table, key)?;
-            Record::Effect(consumer, id, value.body()?)
-        }
-        Table::Positions => {
-            let (consumer, ordering_key) = value.names.pair(table, key)?;
-            Record::Position(
-                consumer,
-                ordering_key,
-                PositionRow { begun: value.time()?, sequence: value.number()?, at: value.time()? },
-            )
-        }
-        Table::Calls => {
-            let (consumer, id) = value.names.pair(table, key)?;
+        Key::Effect(consumer, id) => Record::Effect(consumer, id, value.body()?),
+        Key::Position(consumer, ordering_key) => Record::Position(
+            consumer,
+            ordering_key,
+            PositionRow { begun: value.time()?, sequence: value.number()?, at: value.time()? },
+        ),
+        Key::Call(consumer, id) => {
             let state = match value.number()? {
                 0 => CallState::Intended,
                 1 => CallState::Started,
@@ -374,10 +396,10 @@ fn decode_row(mut value: Parser<'_, '_>, table: Table, key: &[u8]) -> Result<Sto
 }
 
 /// An event with its place.
-fn event_row(value: &mut Parser<'_, '_>, key: &[u8]) -> Result<EventRow, Damaged> {
+fn event_row(value: &mut Parser<'_, '_>, id: EventId) -> Result<EventRow, Damaged> {
     let (sequence, due) = (value.number()?, value.time()?);
     let event = Event {
-        id: value.names.name(Table::Events, key)?,
+        id,
         order: value.name()?,
         event_type: value.name()?,
         schema_version: value.small()?,

@@ -1,9 +1,9 @@
 //! Fingerprints: what a request key is bound to (P1, F23).
 //!
-//! A fingerprint is the SHA-256 of a canonical form of the parameters, so that a retry that says
-//! the same in another order is the same request, and anything else is another one. Beside the
-//! digest it keeps the beginning of the canonical form, for an operator who has to see what a key
-//! is bound to. Leave secrets out of parameters.
+//! A fingerprint is the SHA-256 of a canonical form of the parameters: a retry that gives the same
+//! in another order is the same request, and anything else is a different one. Beside the digest it
+//! keeps the beginning of the canonical form, for an operator who has to see what a key is bound
+//! to. Leave secrets out of parameters.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -84,7 +84,10 @@ impl Fingerprint {
     #[must_use]
     pub fn of<N: AsRef<str>, V: AsRef<str>>(fields: impl IntoIterator<Item = (N, V)>) -> Self {
         let mut fields: Vec<(N, V)> = fields.into_iter().collect();
-        fields.sort_by(|(a, x), (b, y)| (a.as_ref(), x.as_ref()).cmp(&(b.as_ref(), y.as_ref())));
+        fn key<N: AsRef<str>, V: AsRef<str>>((name, value): &(N, V)) -> (&str, &str) {
+            (name.as_ref(), value.as_ref())
+        }
+        fields.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
         let parts = fields
             .iter()
             .flat_map(|(name, value)| [name.as_ref().as_bytes(), value.as_ref().as_bytes()]);
@@ -109,7 +112,11 @@ impl Fingerprint {
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let digest = Digest::of_parts("twobox/bytes/1", [bytes]);
         let beginning = &bytes[..bytes.len().min(Self::ENOUGH)];
-        Self { digest, summary: fit(&String::from_utf8_lossy(beginning), Self::MAX_SUMMARY) }
+        let summary = match core::str::from_utf8(beginning) {
+            Ok(text) => fit(text, Self::MAX_SUMMARY),
+            Err(_) => fit(&String::from_utf8_lossy(beginning), Self::MAX_SUMMARY),
+        };
+        Self { digest, summary }
     }
 
     /// Of a JSON document, in the canonical form of RFC 8785: the order of members, white space,
@@ -117,8 +124,11 @@ impl Fingerprint {
     ///
     /// # Errors
     ///
-    /// [`Invalid::NotJson`](crate::Invalid::NotJson) if the bytes are no JSON, a member name stands
-    /// twice in an object, or a number is beyond what RFC 8785 can tell apart (an IEEE 754 double).
+    /// [`Invalid::NotJson`](crate::Invalid::NotJson) if the bytes are no JSON, or a member name
+    /// stands twice in an object. [`Invalid::Inexact`](crate::Invalid::Inexact) if a number is not
+    /// one that RFC 8785 keeps as it is written: it makes doubles (IEEE 754) of all, so that two
+    /// numbers would be one. That is so for most with more than 15 digits and for integers beyond
+    /// 2^53; give such as strings.
     ///
     /// ```
     /// use twobox::Fingerprint;

@@ -1,7 +1,7 @@
 //! Names and limits: every text that becomes part of a key, and the one place where bad input is
 //! refused.
 //!
-//! A value of these types is right once it is made, so nothing behind the constructors checks
+//! A value of these types is valid once it is made, so nothing behind the constructors checks
 //! again. The rules are the same for all of them: at least one byte, at most the stated number of
 //! bytes of UTF-8, no control characters (a NUL would end a text in some stores and is our
 //! separator in keys). Upper and lower case differ, nothing is trimmed, and the order is that of
@@ -79,6 +79,21 @@ pub enum Invalid {
         field: &'static str,
         /// What the parser said.
         reason: Box<str>,
+    },
+    /// A number in JSON that a double does not hold as it is written.
+    #[error(
+        "{field} has the number {number} at line {line} column {column}, which a double does not \
+         hold as it is written; give it as a string"
+    )]
+    Inexact {
+        /// The field that was given.
+        field: &'static str,
+        /// The beginning of the number.
+        number: Box<str>,
+        /// The line in which it stands, from 1.
+        line: usize,
+        /// The column at which it begins, from 1.
+        column: usize,
     },
     /// Settings that do not go together.
     #[error("{field}: {reason}")]
@@ -218,8 +233,8 @@ name!(
     Scope, "scope", 128
 );
 name!(
-    /// The caller's name for one intention (the idempotency key): kept for a retry, changed to do
-    /// it once more.
+    /// The caller's name for one intention, the idempotency key: the same for a retry, a new one to
+    /// do it again.
     RequestId, "request id", 128
 );
 name!(
@@ -302,7 +317,7 @@ impl Reason {
     /// The largest length in bytes.
     pub const MAX: usize = 512;
 
-    /// Makes a reason of what there is to say.
+    /// Makes a reason from anything that can be displayed.
     #[must_use]
     pub fn new(text: impl fmt::Display) -> Self {
         Self(fit(&alloc::format!("{text}"), Self::MAX))
@@ -330,7 +345,9 @@ impl fmt::Debug for Reason {
 /// Makes a text fit for one line of at most `max` bytes.
 pub(crate) fn fit(text: &str, max: usize) -> Arc<str> {
     const MORE: &str = "…";
-    if text.len() <= max && !text.contains(char::is_control) {
+    // Most are ASCII, of which this is next to nothing: there is no branch in it.
+    let plain = |text: &str| text.bytes().fold(true, |all, byte| all & (32..127).contains(&byte));
+    if text.len() <= max && (plain(text) || !text.contains(char::is_control)) {
         return text.into();
     }
     let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();

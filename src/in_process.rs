@@ -7,8 +7,9 @@ use core::ops::Deref;
 use core::slice;
 
 use crate::ids::Reason;
-use crate::inbox::{AsyncHandler, AsyncTx, Handled, Inbox, Receipt, Tx};
+use crate::inbox::{AsyncHandler, AsyncTx, Handled, Inbox, Tx};
 use crate::message::Message;
+use crate::reception::Receipt;
 use crate::relay::{AsyncPublisher, Published, Publisher};
 use crate::store::asynchronous::AsyncStore;
 use crate::store::{RunError, Store, Writing};
@@ -47,7 +48,7 @@ impl<R, H, F> fmt::Debug for InProcess<R, H, F> {
 impl<R: Deref<Target: Store>, H> InProcess<R, H> {
     /// Delivers to this inbox, with this handler; see [`Inbox::receive`].
     // The bound is here as well, so that a closure is taken for a handler of every transaction.
-    pub fn new<E: fmt::Display>(inbox: Inbox<R>, handler: H) -> Self
+    pub fn new<E: fmt::Display + 'static>(inbox: Inbox<R>, handler: H) -> Self
     where
         H: FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
     {
@@ -67,7 +68,7 @@ impl<R: Deref<Target: AsyncStore>, H> InProcess<R, H> {
 }
 
 impl<R, H> InProcess<R, H> {
-    /// Asks for each message, before its batch is delivered, whether something goes wrong with it.
+    /// Injects faults: `faults` is asked for each message, before its batch is delivered.
     pub fn with_faults<F: FnMut(&Message) -> Option<Fault>>(self, faults: F) -> InProcess<R, H, F> {
         InProcess { inbox: self.inbox, handler: self.handler, faults }
     }
@@ -114,7 +115,7 @@ impl<R, H, F, E> Publisher for InProcess<R, H, F>
 where
     R: Deref<Target: Store>,
     H: FnMut(&mut Writing<'_, Tx<'_, R>>, &Message) -> Result<Handled, E>,
-    E: fmt::Display,
+    E: fmt::Display + 'static,
     F: FnMut(&Message) -> Option<Fault>,
 {
     fn batch(&self) -> usize {

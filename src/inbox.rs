@@ -12,10 +12,14 @@ use crate::event::Body;
 use crate::flow::{Called, ReceiveFlow};
 use crate::ids::{Consumer, Reason};
 use crate::message::Message;
-use crate::store::asynchronous::{self, AsyncCall, AsyncReader, AsyncStore, AsyncWriting};
-use crate::store::{Call, Reader, RunError, Store, Tables, Writing, drive};
+use crate::reception::{Receipt, Reception};
+use crate::store::asynchronous::{
+    self, AsyncCall, AsyncLoad, AsyncReader, AsyncStore, AsyncWriting,
+};
+use crate::store::{
+    Call, Reader, RunError, Store, StoreError, Tables, Writing, drive, is_conflict,
+};
 use crate::time::Millis;
-use crate::transition::receive::{ContentDiffers, CountFailure, Receive};
 
 /// The inbox of one consumer in a store, sync or async, which it has as a reference or as an `Arc`.
 /// Several consumers may share a store (F8).
@@ -28,64 +32,15 @@ pub struct Inbox<R> {
     reception: Reception,
 }
 
-/// How a consumer receives.
-#[derive(Debug, Clone)]
-pub struct Reception {
-    consumer: Consumer,
-    max_failures: u32,
-    in_order: bool,
-}
-
-impl Reception {
-    pub(crate) fn receive(&self, message: &Message) -> Receive {
-        let receive = Receive::new(self.consumer.clone(), &message.event);
-        if !self.in_order {
-            return receive;
-        }
-        receive.in_order(message.event.ordering_key.clone(), message.place)
-    }
-
-    pub(crate) fn count_failure(&self, message: &Message, reason: Reason) -> CountFailure {
-        let (consumer, limit) = (self.consumer.clone(), self.max_failures);
-        let count = CountFailure::new(consumer, &message.event, reason, limit);
-        if !self.in_order {
-            return count;
-        }
-        count.in_order(message.event.ordering_key.clone(), message.place)
-    }
-}
-
-/// What a handler made of an event.
+/// What a handler did about an event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Handled {
     /// It is done; what was written goes into the commit.
     Done,
     /// It is done, and this is recorded in the table of effects.
     Effect(Body),
-    /// Not now: nothing is written, not even that it came, and it is to come again (F9).
+    /// Not now: nothing is written, not even that the event arrived, and it is to come again (F9).
     Defer(Reason),
-}
-
-/// What became of an event at a consumer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[must_use]
-pub enum Receipt {
-    /// Its effect is committed now.
-    Applied,
-    /// Its effect was committed before.
-    Duplicate,
-    /// It is to come again, for this reason; nothing was written.
-    Deferred(Reason),
-    /// It is to come again when the event with this sequence of its ordering key has been applied;
-    /// nothing was written.
-    WaitsFor(u64),
-    /// The handler failed; that was counted, its effect was rolled back, and the event is to come
-    /// again.
-    Failed(Reason),
-    /// It has failed too often and is set aside with its last reason; it need not come again.
-    Poisoned,
-    /// It has other content than what was received under its id.
-    Refused(ContentDiffers),
 }
 
 impl<R> Inbox<R> {
@@ -105,6 +60,12 @@ impl<R> Inbox<R> {
     pub fn max_failures(mut self, limit: u32) -> Self {
         self.reception.max_failures = limit.max(1);
         self
+    }
+
+    /// How it receives, for whoever drives a [`ReceiveFlow`] by themselves.
+    #[must_use]
+    pub const fn reception(&self) -> &Reception {
+        &self.reception
     }
 
     /// Holds an event back until the one that was published before it in its ordering key has been
@@ -127,13 +88,15 @@ impl<R: Deref<Target: Store>> Inbox<R> {
     /// Receives an event: if it comes for the first time, `handler` runs in the transaction that
     /// marks it as applied.
     ///
-    /// An error of the handler rolls back what it wrote and is counted; a panic rolls back and is
-    /// not caught. The handler may run more than once, if the transaction meets another one.
+    /// An error of the handler rolls back what it wrote and counts as a failure; a panic rolls back
+    /// and is not caught. The handler may run more than once, if the transaction conflicts with
+    /// another one: a conflict of the store, also one that the handler returns, boxed or not, is no
+    /// failure of it.
     ///
     /// # Errors
     ///
     /// Only the store's: the event must come again.
-    pub fn receive<E: fmt::Display>(
+    pub fn receive<E: fmt::Display + 'static>(
         &self,
         message: &Message,
         now: Millis,
@@ -150,7 +113,7 @@ impl<R: Deref<Target: Store>> Inbox<R> {
     ///
     /// Only the store's: all of them must come again, and those that were applied are duplicates
     /// then.
-    pub fn receive_batch<E: fmt::Display>(
+    pub fn receive_batch<E: fmt::Display + 'static>(
         &self,
         messages: &[Message],
         now: Millis,
@@ -164,7 +127,7 @@ impl<R: Deref<Target: Store>> Inbox<R> {
 /// What an async consumer does about an event.
 pub trait AsyncHandler<X>: Send {
     /// Why it failed.
-    type Error: fmt::Display;
+    type Error: fmt::Display + 'static;
 
     /// Does it, in the transaction that marks the event as applied.
     fn handle(
@@ -176,12 +139,12 @@ pub trait AsyncHandler<X>: Send {
 
 impl<R: Deref<Target: AsyncStore>> Inbox<R> {
     /// As [`Inbox::receive_batch`], on an async store. The future is `Send`, as that of
-    /// [`AsyncStore::write`] is.
+    /// [`asynchronous::write`] is.
     ///
     /// # Errors
     ///
     /// As there.
-    pub async fn receive_async<E: fmt::Display>(
+    pub async fn receive_async<E: fmt::Display + 'static>(
         &self,
         messages: &[Message],
         now: Millis,
@@ -220,11 +183,13 @@ fn only(mut receipts: Vec<Receipt>) -> Receipt {
 }
 
 /// What a handler made of an event, as a flow is told.
-fn called<E: fmt::Display>(handled: Result<Handled, E>) -> Called {
+fn called<S: StoreError, E: fmt::Display + 'static>(handled: Result<Handled, E>) -> Called {
     match handled {
         Ok(Handled::Done) => Called::Done,
         Ok(Handled::Effect(body)) => Called::Effect(body),
         Ok(Handled::Defer(reason)) => Called::Defer(reason),
+        // The store's doing, and not the consumer's: it counts against no event.
+        Err(error) if is_conflict::<S, E>(&error) => Called::Conflict(None),
         Err(error) => Called::Failed(Reason::new(error)),
     }
 }
@@ -241,13 +206,13 @@ impl<X, H, E> Call<X> for Handling<'_, H>
 where
     X: Tables,
     H: FnMut(&mut Writing<'_, X>, &Message) -> Result<Handled, E>,
-    E: fmt::Display,
+    E: fmt::Display + 'static,
 {
     fn call(&mut self, tx: &mut X, n: usize) -> Called {
         let mut writing = Writing::new(tx, self.now);
         let handled = (self.handler)(&mut writing, &self.messages[n]);
         self.touched = writing.touched();
-        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+        writing.conflict().map_or_else(|| called::<X::Error, _>(handled), Called::Conflict)
     }
 
     fn touched(&self) -> bool {
@@ -267,23 +232,25 @@ struct Typed<'h, H>(&'h mut H);
 
 impl<X, F, E> AsyncCall<X> for AsyncHandling<'_, Closure<F>>
 where
+    X: AsyncLoad,
     F: AsyncFnMut(&mut AsyncWriting<'_, X>, &Message) -> Result<Handled, E>,
-    E: fmt::Display,
+    E: fmt::Display + 'static,
 {
     async fn call(&mut self, tx: &mut X, n: usize) -> Called {
         let mut writing = AsyncWriting::new(tx, self.now);
         let handled = (self.handler.0)(&mut writing, &self.messages[n]).await;
-        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+        writing.conflict().map_or_else(|| called::<X::Error, _>(handled), Called::Conflict)
     }
 }
 
 impl<X, H> AsyncCall<X> for AsyncHandling<'_, Typed<'_, H>>
 where
+    X: AsyncLoad,
     H: AsyncHandler<X>,
 {
     async fn call(&mut self, tx: &mut X, n: usize) -> Called {
         let mut writing = AsyncWriting::new(tx, self.now);
         let handled = self.handler.0.handle(&mut writing, &self.messages[n]).await;
-        writing.conflict().map_or_else(|| called(handled), Called::Conflict)
+        writing.conflict().map_or_else(|| called::<X::Error, _>(handled), Called::Conflict)
     }
 }

@@ -15,10 +15,10 @@ pub(crate) fn canonical(field: &'static str, document: &[u8]) -> Result<String, 
     let document = core::str::from_utf8(document).map_err(|error| refuse(error.to_string()))?;
     let Strict(value) =
         serde_json::from_str(document).map_err(|error| refuse(error.to_string()))?;
-    if let Some(integer) = inexact_integer(document) {
-        return Err(refuse(alloc::format!(
-            "the integer {integer} lies beyond 2^53; give it as a string"
-        )));
+    if let Some((at, number)) = inexact_number(document) {
+        let (line, column) = place(document, at);
+        let number = beginning(number, 40).into();
+        return Err(Invalid::Inexact { field, number, line, column });
     }
     serde_json_canonicalizer::to_string(&value).map_err(|error| refuse(error.to_string()))
 }
@@ -26,12 +26,16 @@ pub(crate) fn canonical(field: &'static str, document: &[u8]) -> Result<String, 
 /// The largest integer up to which each one is a double of its own.
 const EXACT: u64 = 1 << 53;
 
-/// The first integer of a JSON document that a double does not tell apart from its neighbours. The
-/// parser makes doubles of the largest ones, so only the document shows what they were.
-fn inexact_integer(document: &str) -> Option<&str> {
-    let mut rest = document;
-    while let Some(start) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
-        rest = &rest[start..];
+/// The first number of a JSON document that its canonical form would not keep, and where it
+/// begins: two of these could come to the same double, and two requests would be one (F51). The
+/// parser makes doubles of them, so only the document shows what they were.
+fn inexact_number(document: &str) -> Option<(usize, &str)> {
+    let mut at = 0;
+    while let Some(start) =
+        document[at..].find(|c: char| c == '"' || c == '-' || c.is_ascii_digit())
+    {
+        at += start;
+        let rest = &document[at..];
         if let Some(string) = rest.strip_prefix('"') {
             let mut escaped = false;
             let end = string.find(|c: char| {
@@ -39,21 +43,70 @@ fn inexact_integer(document: &str) -> Option<&str> {
                 escaped = c == '\\' && !escaped;
                 ends
             })?;
-            rest = &string[end + 1..];
+            at += end + 2;
             continue;
         }
         let end = rest
             .find(|c: char| !matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E'))
             .unwrap_or(rest.len());
         let number = &rest[..end];
-        let digits = number.trim_start_matches('-');
-        let integer = digits.bytes().all(|byte| byte.is_ascii_digit());
-        if integer && digits.parse::<u64>().map_or(true, |integer| integer > EXACT) {
-            return Some(beginning(number, 40));
+        if !is_exact(number) {
+            return Some((at, number));
         }
-        rest = &rest[end..];
+        at += end;
     }
     None
+}
+
+/// Whether a number has the value that RFC 8785 keeps of it, in the shortest form of its double.
+/// Integers end at 2^53, also where one beyond happens to be a double: what is refused
+/// should not depend on the last digit.
+fn is_exact(number: &str) -> bool {
+    let digits = number.trim_start_matches('-');
+    if digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return digits.parse().is_ok_and(|integer: u64| integer <= EXACT);
+    }
+    let kept =
+        number.parse::<f64>().ok().map(|double| serde_json_canonicalizer::to_string(&double));
+    kept.is_some_and(|kept| kept.is_ok_and(|kept| Decimal::of(number) == Decimal::of(&kept)))
+}
+
+/// The value of a decimal number, whichever way it is written.
+#[derive(PartialEq)]
+struct Decimal {
+    negative: bool,
+    /// From the first digit that is not zero to the last one.
+    digits: String,
+    /// Of the last digit.
+    exponent: i64,
+}
+
+impl Decimal {
+    fn of(number: &str) -> Self {
+        let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let negative = whole.starts_with('-');
+        let digits = String::from(whole.trim_start_matches('-')) + fraction;
+        let digits = digits.trim_start_matches('0');
+        let shortest = digits.trim_end_matches('0');
+        if shortest.is_empty() {
+            return Self { negative: false, digits: String::new(), exponent: 0 };
+        }
+        // One that does not fit is so far below that the number is no double at all, or zero.
+        let exponent = exponent.parse().unwrap_or(i64::MIN);
+        let places = |text: &str| i64::try_from(text.len()).unwrap_or(i64::MAX);
+        let moved = places(digits).saturating_sub(places(shortest));
+        let exponent = exponent.saturating_sub(places(fraction)).saturating_add(moved);
+        Self { negative, digits: shortest.into(), exponent }
+    }
+}
+
+/// The line and the column of a place, both from 1.
+fn place(document: &str, at: usize) -> (usize, usize) {
+    let before = &document[..at];
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    (line, column)
 }
 
 /// JSON as RFC 8785 presumes it (I-JSON, RFC 7493): no name twice in an object. The parser alone

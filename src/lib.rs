@@ -17,8 +17,10 @@ mod in_process;
 mod inbox;
 #[cfg(feature = "json")]
 mod json;
+mod lane;
 mod message;
 mod policy;
+mod reception;
 pub mod relay;
 mod render;
 mod retention;
@@ -30,8 +32,8 @@ mod transition;
 mod upkeep;
 
 pub use boundary::{
-    Batch, Change, Decision, Delivery, Due, Expect, Finished, Keys, Lane, Query, Rows, Transition,
-    Write,
+    Batch, Change, DeadLetter, Decision, Delivery, Due, Expect, Finished, Keys, Lane, Query, Rows,
+    Transition, Write,
 };
 pub use checked::{Checked, Settings};
 pub use event::{Body, Draft, Event, Headers};
@@ -41,13 +43,15 @@ pub use ids::{
     OrderingKey, Owner, Reason, RequestId, RequestKey, Scope,
 };
 pub use in_process::{Fault, InProcess};
-pub use inbox::{AsyncHandler, Handled, Inbox, Receipt, Reception};
+pub use inbox::{AsyncHandler, Handled, Inbox};
+pub use lane::{LaneEdit, LeaseRef, Stale, StaleLease};
 pub use message::{LanePlace, Message};
 pub use policy::{DeliveryPolicy, WhenDead};
+pub use reception::{Receipt, Reception};
 pub use render::{Dump, Events, ShownRow};
 pub use retention::{RedriveWindow, Retention};
 pub use stats::{Counts, Stats};
-pub use store::{
+pub use store::synchronous::{
     Applied, End, Load, Reader, RunError, Seen, Store, StoreError, Tables, Transaction, Writing,
 };
 pub use table::{
@@ -59,8 +63,7 @@ pub use time::Millis;
 pub use transition::call;
 pub use transition::claim::{Claim, Claimed, Leased, LeasedEvent};
 pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};
-pub use transition::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
-pub use transition::operator::{Cancel, Discard, NotDone, Operated, Redrive};
+pub use transition::operator::{Cancel, Discard, NotDone, Operated, PassOver, Redrive};
 pub use transition::purge::{Purge, Purged};
 pub use transition::receive::{
     ContentDiffers, CountFailure, FailureCounted, Receive, Received, Retry, SkipTo,
@@ -68,6 +71,5 @@ pub use transition::receive::{
 pub use transition::register::{ParametersDiffer, Register, Registered, Request};
 pub use transition::settle::{Ending, Renew, Renewed, Settle, Settled, Settlement};
 pub use upkeep::{
-    DeadLetter, dead_letters, dead_letters_async, purge_all, purge_all_async, redrive_all,
-    redrive_all_async,
+    pass_over_all, pass_over_all_async, purge_all, purge_all_async, redrive_all, redrive_all_async,
 };

@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::string::String;
 use core::time::Duration;
 
-use crate::checked::Checked;
+use crate::checked::{Checked, Settings, sealed::Sealed};
 use crate::fingerprint::Digest;
 use crate::ids::{EventId, Invalid};
 
@@ -27,7 +27,8 @@ pub struct DeliveryPolicy {
     /// An event is dead after so many failed publishes. Default 16.
     pub max_failures: u32,
     /// An event is dead after so many starts, answered or not (F4). It must be larger than
-    /// `max_failures`. Default 24.
+    /// `max_failures`. Default 24. If a limit is lowered, an event whose last start was answered is
+    /// tried once more before it is given up.
     pub max_starts: u32,
     /// What a dead event does to the events behind it in its lane. Default [`WhenDead::Block`].
     pub when_dead: WhenDead,
@@ -38,7 +39,8 @@ pub struct DeliveryPolicy {
 pub enum WhenDead {
     /// They wait until it is redriven or discarded: the order is kept at the price of the lane.
     Block,
-    /// They go on without it; a redrive puts it behind them.
+    /// They go on without it; a redrive puts it behind them. Lanes that wait already, since they
+    /// had another rule, go on when [`pass_over_all`](crate::pass_over_all) lets them.
     Continue,
 }
 
@@ -59,6 +61,12 @@ impl Default for Checked<DeliveryPolicy> {
     fn default() -> Self {
         Self::new(DeliveryPolicy::default(), ())
     }
+}
+
+impl Sealed for DeliveryPolicy {}
+
+impl Settings for DeliveryPolicy {
+    type Against = ();
 }
 
 impl DeliveryPolicy {

@@ -84,8 +84,8 @@ impl Dump {
         self.records.extend(page.rows.into_iter().map(|stored| stored.record));
     }
 
-    /// Where each event is on its way, and its place: what its lane and its row in the outbox say
-    /// together. An event whose lane is missing is not in it.
+    /// The delivery state of each event, with its row in the outbox or what it would be: what its
+    /// lane and that row say together. An event whose lane is missing is left out.
     #[must_use]
     pub fn events(&self) -> Events<'_> {
         let mut outbox = BTreeMap::new();
@@ -114,8 +114,8 @@ impl Dump {
         events.collect()
     }
 
-    /// The same tables without what a fault may change for good: times, leases, and attempt
-    /// counters. After recovery this text equals that of a run without the fault (P8).
+    /// The same tables without what a fault may change for good: times, leases, and counters of
+    /// attempts. After recovery this text equals that of a run without the fault (P8).
     #[must_use]
     pub fn lasting(mut self) -> Self {
         self.shown = Shown::Lasting;

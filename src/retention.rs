@@ -3,7 +3,7 @@
 use alloc::format;
 use core::time::Duration;
 
-use crate::checked::Checked;
+use crate::checked::{Checked, Settings, sealed::Sealed};
 use crate::ids::Invalid;
 use crate::policy::DeliveryPolicy;
 
@@ -23,21 +23,22 @@ use crate::policy::DeliveryPolicy;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Retention {
-    /// Events that are confirmed, cancelled or discarded, with their payloads, and lanes in which
-    /// nothing has happened for as long. Default 7 days.
+    /// Events that are cancelled or discarded, from then on, and confirmed ones, from their commit
+    /// on; and lanes in which nothing has happened for as long. Default 7 days.
     pub events: Duration,
     /// Inbox rows of applied events, with their effects, and finished calls: how long a consumer
     /// knows a redelivery again. Default 30 days.
     pub inbox: Duration,
-    /// Request keys whose order is placed: how long a client's retry gets the first outcome.
-    /// Default 30 days.
+    /// For how long at least a client's retry gets the first outcome. Default 30 days. A request
+    /// key is kept for as long as its order is, so this only says how soon orders may go.
     pub requests: Duration,
-    /// Orders, or `None` to keep them for ever. Default `None`. While an order is there, a retry
-    /// that comes after its request key is gone is refused instead of placing the order again.
+    /// Orders with the keys of their requests, or `None` to keep them for ever. Default `None`. A
+    /// retry that comes after its order is gone places it again, whichever id it takes. Both are
+    /// kept for longer while an event of the order is pending or dead.
     pub orders: Option<Duration>,
     /// Positions of consumers that ask for order, or `None` to keep them for ever. Default `None`.
     /// A consumer whose position is gone waits for ever, unless the sender has forgotten the lane
-    /// before; so this must be longer than the senders' retention of events, by more than the time
+    /// first; so this must be longer than the senders' retention of events, by more than the time
     /// between two of their purges.
     pub positions: Option<Duration>,
 }
@@ -53,6 +54,13 @@ impl Default for Retention {
             positions: None,
         }
     }
+}
+
+impl Sealed for Retention {}
+
+impl Settings for Retention {
+    /// The sender's policy.
+    type Against = Checked<DeliveryPolicy>;
 }
 
 impl Retention {
@@ -108,7 +116,8 @@ impl Retention {
 
 impl Checked<Retention> {
     /// How long after its commit a dead event may be redriven without a consumer having forgotten
-    /// it (F10): what is redriven at the end of it is still known when it is dead again.
+    /// it (F10): an event that is redriven at the end of this time is still known when it is dead
+    /// again.
     #[must_use]
     pub fn redrive_window(&self) -> RedriveWindow {
         RedriveWindow(self.inbox.saturating_sub(self.against().longest_retry()))

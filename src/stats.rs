@@ -1,13 +1,10 @@
-//! What an operator wants to know at a glance: how much waits, for how long, and what was given up
-//! (P3).
+//! What an operator wants to see at a glance: how much is waiting, for how long, and what was given
+//! up (P3).
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 
-use crate::boundary::Query;
 use crate::ids::EventType;
-use crate::store::Load;
-use crate::store::asynchronous::AsyncLoad;
 use crate::table::{LaneRow, OutboxRow};
 use crate::time::Millis;
 
@@ -17,8 +14,8 @@ use crate::time::Millis;
 pub struct Counts {
     /// Events to be delivered; leased ones among them.
     pub pending: u64,
-    /// Pending events that nothing but a relay keeps waiting: due, not leased, not behind one that
-    /// is not due or in a blocked lane.
+    /// Pending events that wait for nothing but a relay: due, not leased, in no blocked lane, and
+    /// behind none that is not due.
     pub due: u64,
     /// Pending events that are being delivered.
     pub leased: u64,
@@ -29,7 +26,7 @@ pub struct Counts {
 /// How the events stand, in all and by type.
 ///
 /// It is counted from what is pending or dead, so it costs as much as there is of that, whatever is
-/// confirmed.
+/// confirmed. See [`Load::stats`](crate::Load::stats).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -42,34 +39,6 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Counts.
-    ///
-    /// # Errors
-    ///
-    /// The store's own.
-    ///
-    /// ```
-    /// use twobox::{Millis, Reader, Stats};
-    /// use twobox_memory::MemoryStore;
-    ///
-    /// let store = MemoryStore::new();
-    /// let stats = Stats::of(&mut store.view()?, Millis::new(1_000))?;
-    /// assert_eq!((stats.all.pending, stats.oldest_due), (0, None));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn of<L: Load>(tables: &mut L, now: Millis) -> Result<Self, L::Error> {
-        Ok(tables.load(&Query::Stats { now })?.stats)
-    }
-
-    /// Counts in an async store.
-    ///
-    /// # Errors
-    ///
-    /// The store's own.
-    pub async fn of_async<L: AsyncLoad>(tables: &mut L, now: Millis) -> Result<Self, L::Error> {
-        Ok(tables.load(&Query::Stats { now }).await?.stats)
-    }
-
     /// Counts the pending events of a lane, all of them in the order of their sequence; for stores
     /// that answer [`Query::Stats`](crate::Query::Stats) row by row.
     pub fn add_lane<'a>(

@@ -36,7 +36,7 @@ pub enum Table {
     Effects,
     /// How far each consumer that asks for order has come in each ordering key.
     Positions,
-    /// Effects outside of the transaction, such as a payment, and what is known of them (P9).
+    /// Effects outside the transaction, such as a payment, and what is known of them (P9).
     Calls,
 }
 
@@ -67,6 +67,23 @@ impl Table {
             Self::Effects => "effects",
             Self::Positions => "positions",
             Self::Calls => "calls",
+        }
+    }
+
+    /// A number that stays what it is, in each version: for keys of stores that keep all tables in
+    /// one. It sorts as the table does.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Requests => 1,
+            Self::Orders => 2,
+            Self::Events => 3,
+            Self::Outbox => 4,
+            Self::Lanes => 5,
+            Self::Inbox => 6,
+            Self::Effects => 7,
+            Self::Positions => 8,
+            Self::Calls => 9,
         }
     }
 }
@@ -227,7 +244,7 @@ pub struct EventRow {
     pub due: Millis,
 }
 
-/// What happened to an event on its way, other than that it was confirmed (P3).
+/// The delivery state of an event that something happened to, other than being confirmed (P3).
 ///
 /// An event to which nothing happened has no such row; [`OutboxRow::untouched`] says what it would
 /// be.
@@ -304,7 +321,7 @@ pub enum DeliveryState {
     Cancelled(Millis),
 }
 
-/// Where an event is on its way, as its lane and its row in the outbox say together.
+/// The delivery state of an event, as its lane and its row in the outbox say together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventState {
     /// To be delivered.
@@ -335,8 +352,8 @@ impl EventState {
         }
     }
 
-    /// Since when nothing can happen to it any more, if that is so. It is not kept when an event was
-    /// confirmed, so of one that is, it is the time of its commit.
+    /// Since when nothing can happen to it any more, if that is so. When an event was confirmed is
+    /// not kept, so for a confirmed one it is the time of its commit.
     #[must_use]
     pub const fn finished_since(self, committed_at: Millis) -> Option<Millis> {
         match self {
@@ -422,7 +439,7 @@ pub struct InboxRow {
 pub enum InboxState {
     /// Its effect is committed, together with this row.
     Applied,
-    /// It failed and leaves no effect; when it comes again, it is tried again.
+    /// The consumer failed on it and left no effect; when it comes again, it is retried.
     Failing,
     /// It failed too often and was set aside for an operator.
     Poisoned,
@@ -451,7 +468,7 @@ pub struct PositionRow {
     pub at: Millis,
 }
 
-/// An effect outside of the transaction, and what is known of it (P9).
+/// An effect outside the transaction, and what is known of it (P9).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CallRow {
     /// What is known.
@@ -464,7 +481,7 @@ pub struct CallRow {
     pub note: Option<Reason>,
 }
 
-/// What is known of an effect outside of the transaction.
+/// What is known of an effect outside the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CallState {
     /// It is to be made, and was not started.
@@ -528,6 +545,13 @@ impl Record {
             Self::Position(consumer, key, _) => Key::Position(consumer.clone(), key.clone()),
             Self::Call(consumer, id, _) => Key::Call(consumer.clone(), id.clone()),
         }
+    }
+
+    /// Whether it is a request that has placed this order: the order is kept as long as that is.
+    #[must_use]
+    pub fn places(&self, order: &OrderId) -> bool {
+        let Self::Request(_, RequestRow { placed: Some(placed), .. }) = self else { return false };
+        placed.order == *order
     }
 
     /// How its key compares with another one, without making it.

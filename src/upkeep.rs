@@ -1,81 +1,22 @@
 //! What an operator or a timer does to a whole store, page by page: look at dead letters, redrive
-//! them, purge what is past (P3, P7).
+//! them, and purge what is past its retention (P3, P7).
 
 use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::num::NonZeroU16;
 
-use crate::boundary::Query;
 use crate::checked::Checked;
-use crate::flow::{PurgeFlow, RedriveFlow};
+use crate::flow::{PassOverFlow, PurgeFlow, RedriveFlow};
 use crate::ids::{EventId, EventType};
 use crate::retention::{RedriveWindow, Retention};
-use crate::store::asynchronous::{self, AsyncLoad, AsyncStore};
-use crate::store::{Load, NoCall, RunError, Store, drive};
-use crate::table::OutboxRow;
+use crate::store::asynchronous::{self, AsyncStore};
+use crate::store::{NoCall, RunError, Store, drive};
 use crate::time::Millis;
 use crate::transition::operator::Operated;
 
-/// A dead event: which, since when, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct DeadLetter {
-    /// The event. Its envelope and payload are a row of their own, to be read with [`Query::rows`].
-    pub event: EventId,
-    /// Its type, its state with the time, its starts and failures, and the last reason.
-    pub row: OutboxRow,
-}
-
-/// The dead events with an id after `after`, at most `limit`, in the order of their ids. To redrive
-/// or discard some of them, see [`Redrive`](crate::Redrive) and [`Discard`](crate::Discard).
-///
-/// # Errors
-///
-/// The store's own.
-///
-/// ```
-/// use twobox::{Reader, dead_letters};
-/// use twobox_memory::MemoryStore;
-///
-/// let store = MemoryStore::new();
-/// for letter in dead_letters(&mut store.view()?, None, 100)? {
-///     println!("{} {}: {:?}", letter.event, letter.row.event_type, letter.row.reason);
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn dead_letters<L: Load>(
-    tables: &mut L,
-    after: Option<EventId>,
-    limit: usize,
-) -> Result<Vec<DeadLetter>, L::Error> {
-    tables.load(&Query::Dead { after, limit }).map(letters)
-}
-
-/// As [`dead_letters`], in an async store.
-///
-/// # Errors
-///
-/// As there.
-pub async fn dead_letters_async<L: AsyncLoad>(
-    tables: &mut L,
-    after: Option<EventId>,
-    limit: usize,
-) -> Result<Vec<DeadLetter>, L::Error> {
-    tables.load(&Query::Dead { after, limit }).await.map(letters)
-}
-
-fn letters(rows: crate::Rows) -> Vec<DeadLetter> {
-    rows.deliveries.into_iter().map(DeadLetter::from).collect()
-}
-
-impl From<crate::Delivery> for DeadLetter {
-    fn from(dead: crate::Delivery) -> Self {
-        Self { event: dead.id, row: dead.row }
-    }
-}
-
-/// Redrives all dead events, or all of one type, in transactions of at most 256 each. `window` is
-/// as in [`Redrive::new`](crate::Redrive::new); what is past it is refused, and stands in the
-/// answer.
+/// Redrives all dead events, or all of one type, in transactions of at most 256 each: those of a
+/// lane in the order of their places. `window` is as in [`Redrive::new`](crate::Redrive::new); what
+/// is past it is refused, and stands in the answer.
 ///
 /// # Errors
 ///
@@ -101,6 +42,33 @@ pub async fn redrive_all_async<S: AsyncStore>(
     now: Millis,
 ) -> Result<Operated, RunError<S::Error, Infallible>> {
     asynchronous::drive(store, RedriveFlow::new(event_type, window, now), NoCall).await
+}
+
+/// Lets all lanes go on that wait for a dead event, and says for which events they waited: for a
+/// program that has changed its rule from [`WhenDead::Block`](crate::WhenDead::Block) to
+/// [`WhenDead::Continue`](crate::WhenDead::Continue), which by itself counts only for what dies from
+/// then on. The events stay dead.
+///
+/// # Errors
+///
+/// The store's. Lanes that go on do so: call again.
+pub fn pass_over_all<S: Store>(
+    store: &S,
+    now: Millis,
+) -> Result<Vec<EventId>, RunError<S::Error, Infallible>> {
+    drive(store, PassOverFlow::new(now), &mut NoCall)
+}
+
+/// As [`pass_over_all`], in an async store.
+///
+/// # Errors
+///
+/// As there.
+pub async fn pass_over_all_async<S: AsyncStore>(
+    store: &S,
+    now: Millis,
+) -> Result<Vec<EventId>, RunError<S::Error, Infallible>> {
+    asynchronous::drive(store, PassOverFlow::new(now), NoCall).await
 }
 
 /// Removes everything that is past its retention, in transactions that look at `limit` rows each,

@@ -3,8 +3,9 @@
 //!
 //! The driver below answers late, twice, for things it was never asked, under leases that are lost,
 //! with a clock that jumps both ways. What must hold whatever it does: no panic, one ticket of a
-//! lane at a time and in order (P4), no more than the window, in events and in bytes (F13), no publish
-//! while it pauses or stops (F12, F15) or under a lease that has run out (F3), no result dropped
+//! lane at a time and in order (P4), no more than the window, in events and in bytes, and than the
+//! slots (F13), a claim as soon as a call could begin (P10), no publish that is waited for after its
+//! time (F25), no publish while it pauses or stops (F12, F15) or under a lease that has run out (F3), no result dropped
 //! (F11), always a time to come back at, and never one that has passed (F13), and an end when it is
 //! asked to stop, with no more patience than it is given.
 
@@ -12,7 +13,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use core::time::Duration;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use twobox::relay::{Action, Phase, Published, RelayMachine, RelaySettings, Ticket};
@@ -28,6 +29,12 @@ const LEASE: Duration = Duration::from_secs(30);
 const LANES: u8 = 6;
 const WINDOW: usize = 12;
 const WINDOW_BYTES: usize = 60;
+/// How many calls may be under way, how many events each takes, and how long it may take.
+const SLOTS: usize = 4;
+const BATCH: usize = 2;
+const TIMEOUT: Duration = Duration::from_secs(40);
+/// The largest body.
+const BODY: usize = 5 * LANES as usize;
 
 /// Something that happens to the machine.
 #[derive(Debug, Clone)]
@@ -54,10 +61,10 @@ enum Step {
         which: u8,
         how: u8,
     },
-    /// A publish under way has not begun, and is not begun if the machine does not want it any
-    /// more.
-    Begins {
+    /// What the machine waits for no longer ends after all, or was broken off.
+    BrokenOff {
         which: u8,
+        told: bool,
     },
     /// What was never asked, or was answered before.
     Unexpected(u8),
@@ -77,7 +84,8 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => Just(Step::StoreFails),
         4 => (0..4_u8).prop_map(|lost| Step::Renewed { lost }),
         16 => (any::<u8>(), 0..16_u8).prop_map(|(which, how)| Step::Published { which, how }),
-        3 => any::<u8>().prop_map(|which| Step::Begins { which }),
+        3 => (any::<u8>(), any::<bool>())
+            .prop_map(|(which, told)| Step::BrokenOff { which, told }),
         3 => any::<u8>().prop_map(Step::Unexpected),
         1 => prop_oneof![Just(Some(0)), Just(Some(5)), Just(Some(60)), Just(None)]
             .prop_map(Step::Stop),
@@ -102,11 +110,21 @@ struct Given {
     lost: bool,
 }
 
+/// A call of the publisher: its number, and by when it must have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Call {
+    number: u64,
+    deadline: Millis,
+}
+
 struct Driver {
     machine: RelayMachine,
     clock: Millis,
     transaction: Option<Action>,
-    publishing: Vec<Ticket>,
+    publishing: Vec<(Ticket, Call)>,
+    /// What is overdue, and still under way.
+    hung: Vec<(Ticket, Call)>,
+    calls: u64,
     /// By token: each lease that was given and is not settled.
     leases: BTreeMap<u64, Given>,
     tokens: u64,
@@ -129,14 +147,18 @@ impl Driver {
             window: WINDOW,
             window_bytes: WINDOW_BYTES,
             run: 4,
+            publishes: SLOTS,
+            publish_timeout: TIMEOUT,
             lease: LEASE,
             ..RelaySettings::new(Owner::new("relay").unwrap())
         };
         Self {
-            machine: RelayMachine::new(settings, START).unwrap(),
+            machine: RelayMachine::new(settings, START).unwrap().batch(BATCH),
             clock: START,
             transaction: None,
             publishing: Vec::new(),
+            hung: Vec::new(),
+            calls: 0,
             leases: BTreeMap::new(),
             tokens: 0,
             sequences: BTreeMap::new(),
@@ -179,13 +201,14 @@ impl Driver {
                         (events + given.events.len(), bytes + given.bytes)
                     });
                     assert!(
-                        exchange.claim == 0 || exchange.claim + open <= WINDOW,
+                        exchange.claim == 0 || exchange.claim + open <= WINDOW + SLOTS,
                         "more than the window"
                     );
                     assert!(
                         exchange.claim == 0
                             || (exchange.claim_bytes > 0
-                                && exchange.claim_bytes + bytes <= WINDOW_BYTES),
+                                && exchange.claim_bytes + bytes
+                                    <= WINDOW_BYTES + (SLOTS + 1) * BODY),
                         "more than the window's bytes"
                     );
                     let trying = self.leases.iter().any(|(token, leased)| {
@@ -212,7 +235,7 @@ impl Driver {
                     let held = |ticket: &&Ticket| {
                         self.leases.get(&ticket.lease.token).is_some_and(|leased| !leased.lost)
                     };
-                    let beside = self.publishing.iter().filter(held).count();
+                    let beside = self.publishing.iter().map(|it| &it.0).filter(held).count();
                     assert!(
                         !self.probing || beside + tickets.len() <= 1,
                         "a probe is a single event (F15)"
@@ -220,8 +243,13 @@ impl Driver {
                     for ticket in tickets {
                         self.check_ticket(ticket);
                     }
-                    self.publishing.extend(tickets.iter().cloned());
-                    let alone = self.publishing.iter().any(|t| {
+                    assert!(tickets.len() <= BATCH, "more than a call takes");
+                    let deadline = self.machine.now() + TIMEOUT;
+                    let call = Call { number: self.calls, deadline };
+                    self.calls += 1;
+                    self.publishing.extend(tickets.iter().map(|ticket| (ticket.clone(), call)));
+                    assert!(self.slots() <= SLOTS, "more calls than slots");
+                    let alone = self.publishing.iter().any(|(t, _)| {
                         self.leases.get(&t.lease.token).is_some_and(|l| l.alone && !l.lost)
                     });
                     assert!(
@@ -229,15 +257,41 @@ impl Driver {
                         "what is tried alone is alone (F4)"
                     );
                 }
+                Action::BreakOff(lost) => {
+                    let of =
+                        |lease: &LeaseRef| self.publishing.iter().any(|it| it.0.lease == *lease);
+                    assert!(lost.iter().all(of), "it breaks off what is not under way");
+                    let held = |lease: &LeaseRef| {
+                        self.leases.get(&lease.token).is_some_and(|given| !given.lost)
+                    };
+                    assert!(!lost.iter().any(held), "it breaks off what is not lost");
+                }
+                Action::GiveUp(leases) => {
+                    let now = self.machine.now();
+                    for lease in leases {
+                        let at = self.publishing.iter().position(|it| it.0.lease == *lease);
+                        let given_up = self.publishing.remove(at.expect("it is under way"));
+                        assert!(given_up.1.deadline <= now, "given up before its time (F25)");
+                        if let Some(given) = self.leases.get_mut(&lease.token) {
+                            given.ended = true;
+                        }
+                        self.hung.push(given_up);
+                    }
+                }
             }
         }
         let status = self.machine.status();
         assert_eq!(status.error.is_some(), self.failed, "the last error, and no other");
+        let under_way = self.publishing.len() + self.hung.len();
         assert!(
-            self.gave_up || status.publishing == self.publishing.len(),
-            "{} publishes are under way, not {}",
-            self.publishing.len(),
+            self.gave_up || status.publishing == under_way,
+            "{under_way} publishes are under way, not {}",
             status.publishing
+        );
+        assert!(self.gave_up || status.hung == self.hung.len(), "how many hang (F25)");
+        assert!(
+            self.publishing.iter().all(|(_, call)| self.machine.now() < call.deadline),
+            "it waits for what is overdue (F25)"
         );
         match self.machine.poll_timeout() {
             Some(at) => assert!(
@@ -248,6 +302,7 @@ impl Driver {
             None => assert!(
                 self.transaction.is_some()
                     || !self.publishing.is_empty()
+                    || !self.hung.is_empty()
                     || self.machine.is_stopped(),
                 "nothing is under way, and it does not want to come back"
             ),
@@ -259,7 +314,7 @@ impl Driver {
             for leased in self
                 .publishing
                 .iter()
-                .filter_map(|ticket| self.leases.get(&ticket.lease.token))
+                .filter_map(|(ticket, _)| self.leases.get(&ticket.lease.token))
                 .filter(|l| !l.lost)
             {
                 let half = leased.until.before(LEASE / 2);
@@ -275,7 +330,7 @@ impl Driver {
     fn check_ticket(&mut self, ticket: &Ticket) {
         let lane = &ticket.lease.lane;
         assert!(
-            self.publishing.iter().all(|other| other.lease.lane != *lane),
+            self.publishing.iter().all(|(other, _)| other.lease.lane != *lane),
             "two tickets of lane {lane}"
         );
         let leased = self
@@ -302,9 +357,36 @@ impl Driver {
         let ended = self.stopping && self.patient_until <= self.machine.now();
         if ended && !self.gave_up {
             (self.gave_up, self.failed) = (true, false);
-            self.old.append(&mut self.publishing);
+            let under_way = self.publishing.drain(..).chain(self.hung.drain(..));
+            self.old.extend(under_way.map(|(ticket, _)| ticket));
         }
         assert_eq!(self.machine.gave_up(), self.gave_up, "patience (F12)");
+    }
+
+    fn is_under_way(&self, ticket: &Ticket) -> bool {
+        self.publishing.iter().chain(&self.hung).any(|(other, _)| other == ticket)
+    }
+
+    /// How many slots are taken.
+    fn slots(&self) -> usize {
+        let under_way = self.publishing.iter().chain(&self.hung);
+        under_way.map(|(_, call)| call.number).collect::<BTreeSet<_>>().len()
+    }
+
+    /// P10: as soon as the store is free, it looks for something to publish if a call could begin.
+    fn check_liveness(&self) {
+        let held = |lane: &OrderingKey| self.publishing.iter().any(|it| it.0.lease.lane == *lane);
+        let waits = self.leases.values().filter(|given| !given.lost && !given.ended);
+        let mut waits = waits.filter(|given| given.published < given.events.len());
+        let excused = self.stopping
+            || self.machine.is_paused()
+            || self.probing
+            || self.machine.phase() == Phase::StoreAway
+            || self.leases.values().any(|given| given.alone && !given.lost)
+            || waits.any(|given| !held(&given.lane))
+            || matches!(self.transaction, Some(Action::Renew(_)));
+        let claims = matches!(&self.transaction, Some(Action::Exchange(it)) if it.claim > 0);
+        assert!(excused || claims || self.slots() >= SLOTS, "P10: a slot is idle");
     }
 
     /// The leases that a renewal is for.
@@ -425,7 +507,7 @@ impl Driver {
 
     fn commit(&mut self, lanes: &[(u8, u8)], alone: bool, due_in: Option<u16>, lost: u8) {
         match self.transaction.take() {
-            None | Some(Action::Publish(_)) => {}
+            None | Some(Action::Publish(_) | Action::BreakOff(_) | Action::GiveUp(_)) => {}
             Some(Action::Exchange(exchange)) => {
                 let mut settled = Settled::default();
                 for result in &exchange.settle {
@@ -441,14 +523,13 @@ impl Driver {
             }
             Some(Action::Renew(renew)) => {
                 let until = self.machine.now() + LEASE;
-                let (mut renewed, mut gone) = (Renewed::default(), Vec::new());
+                let mut renewed = Renewed::default();
                 for (n, lease) in self.renewed_by(&renew).into_iter().enumerate() {
                     // It may have been settled in the meantime, or be to be settled.
                     if n < usize::from(lost) {
                         if let Some(given) = self.leases.get_mut(&lease.token) {
                             given.lost = true;
                         }
-                        gone.push(lease.clone());
                         renewed.stale.push(StaleLease { lease, why: Stale::Ended });
                     } else {
                         if let Some(given) = self.leases.get_mut(&lease.token) {
@@ -458,18 +539,7 @@ impl Driver {
                     }
                 }
                 self.failed = false;
-                let lost = self.machine.handle_renewed(self.clock, &renewed);
-                assert!(
-                    lost.iter().all(|lease| gone.contains(lease)),
-                    "lost, and is not: {lost:?}"
-                );
-                // What is being published under a lease that is gone can be broken off.
-                let under_way =
-                    self.publishing.iter().filter(|ticket| gone.contains(&ticket.lease));
-                assert!(
-                    under_way.into_iter().all(|ticket| lost.contains(&ticket.lease)),
-                    "it does not say that a lease is lost under which it publishes"
-                );
+                self.machine.handle_renewed(self.clock, &renewed);
             }
         }
     }
@@ -478,7 +548,7 @@ impl Driver {
         if self.publishing.is_empty() {
             return;
         }
-        let ticket = self.publishing.remove(usize::from(which) % self.publishing.len());
+        let (ticket, _) = self.publishing.remove(usize::from(which) % self.publishing.len());
         let reason = Reason::new("no");
         let answer = match how {
             0 => Published::Failed(reason),
@@ -521,9 +591,7 @@ impl Driver {
             ),
             // An answer that was given before.
             1 => {
-                if let Some(ticket) =
-                    self.old.last().filter(|ticket| !self.publishing.contains(ticket))
-                {
+                if let Some(ticket) = self.old.last().filter(|ticket| !self.is_under_way(ticket)) {
                     self.machine.handle_published(
                         self.clock,
                         ticket,
@@ -542,8 +610,7 @@ impl Driver {
                     let lease = LeaseRef { lane: leased.lane.clone(), token: *token };
                     renewed.stale.push(StaleLease { lease, why: Stale::NoLane });
                 }
-                let lost = self.machine.handle_renewed(self.clock, &renewed);
-                assert_eq!(lost, [], "by an answer to nothing");
+                self.machine.handle_renewed(self.clock, &renewed);
             }
             4 if self.transaction.is_none() => {
                 self.machine.handle_store_failed(self.clock, Reason::new("away"));
@@ -564,7 +631,13 @@ impl Driver {
                     self.clock = self.clock + at.since(self.machine.now());
                 }
             }
-            Step::Wakeup => self.machine.handle_wakeup(self.clock),
+            Step::Wakeup => {
+                self.machine.handle_wakeup(self.clock);
+                if self.transaction.is_none() {
+                    self.drain();
+                    self.check_liveness();
+                }
+            }
             Step::Committed { lanes, alone, due_in } => self.commit(lanes, *alone, *due_in, 0),
             Step::StoreFails => {
                 if self.transaction.take().is_some() {
@@ -578,17 +651,17 @@ impl Driver {
                 }
             }
             Step::Published { which, how } => self.publish_ends(*which, *how),
-            Step::Begins { which } => {
-                if !self.publishing.is_empty() {
-                    let at = usize::from(*which) % self.publishing.len();
-                    let ticket = &self.publishing[at];
-                    let held =
-                        self.leases.get(&ticket.lease.token).is_some_and(|given| !given.lost);
-                    let wanted = held && !self.stopping && !self.machine.is_paused();
-                    assert_eq!(self.machine.may_begin(ticket), wanted, "whether it may begin");
-                    if !wanted {
-                        self.publish_ends(*which, 3);
+            Step::BrokenOff { which, told } => {
+                if !self.hung.is_empty() {
+                    let at = usize::from(*which) % self.hung.len();
+                    let (ticket, _) = self.hung.remove(at);
+                    if *told {
+                        let late = Published::Confirmed;
+                        self.machine.handle_published(self.clock, &ticket, late);
+                    } else {
+                        self.machine.handle_broken_off(self.clock, &ticket.lease);
                     }
+                    self.old.push(ticket);
                 }
             }
             Step::Unexpected(which) => self.unexpected(*which),

@@ -12,7 +12,9 @@ use common::Memory;
 use redb::backends::InMemoryBackend;
 use redb::{ReadableTable, StorageBackend, TableDefinition};
 use tempfile::TempDir;
-use twobox_conformance::{ErrorOf, Failure, Harness, TxOf, matrix, scenario};
+use twobox::Key;
+use twobox::codec::encode_key;
+use twobox_conformance::{Damage, ErrorOf, Failure, Harness, TxOf, matrix, scenario};
 use twobox_redb::{RedbOptions, RedbStore};
 
 /// A table of the user's own.
@@ -111,6 +113,57 @@ impl Harness for OnBytes {
         own_row(tx.redb(), key)
     }
 }
+
+/// A table as redb knows it.
+type Kept<'a> = TableDefinition<'a, &'static [u8], &'static [u8]>;
+
+/// A CRC-32 that begins with this value.
+fn crc32(first: u32, bytes: &[u8]) -> u32 {
+    let step = |crc: u32| if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
+    let byte = |crc: u32, byte: &u8| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc));
+    !bytes.iter().fold(!first, byte)
+}
+
+impl OnBytes {
+    /// Changes a value and opens the store again, as if the bytes on the disk had been changed.
+    fn spoiled(
+        self,
+        table: &str,
+        key: &[u8],
+        change: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Self, String> {
+        let tx = self.store.database().begin_write().unwrap();
+        {
+            let mut table = tx.open_table(Kept::new(table)).unwrap();
+            let mut value = table.get(key).unwrap().unwrap().value().to_vec();
+            change(&mut value);
+            table.insert(key, &*value).unwrap();
+        }
+        tx.commit().unwrap();
+        let bytes = self.bytes.copy();
+        let store = OPTIONS.open_on(bytes.clone()).map_err(|error| error.to_string())?;
+        Ok(Self { store, bytes })
+    }
+}
+
+impl Damage for OnBytes {
+    fn damage(self, row: &Key) -> Result<Self, String> {
+        let mut key = Vec::new();
+        encode_key(row, &mut key);
+        let table = format!("twobox_{}", row.table().name());
+        self.spoiled(&table, &key, |value| value[0] ^= 1)
+    }
+
+    fn open_as(self, version: u32) -> Result<Self, String> {
+        self.spoiled("twobox_meta", b"format", |value| {
+            let sealed = [&b"format"[..], &version.to_be_bytes()].concat();
+            let seal = crc32(1 << 16 | 6, &sealed);
+            *value = [version.to_be_bytes(), seal.to_be_bytes()].concat();
+        })
+    }
+}
+
+twobox_conformance::suite_damage!(OnBytes);
 
 // A run costs many times what it costs in memory, so the reference, in `tests/memory.rs`, runs
 // everything: each single fault with one store and with two, each going on and started again, and

@@ -64,6 +64,8 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         window,
         window_bytes,
         run,
+        publishes,
+        publish_timeout,
         lease,
         poll,
         pause_base,
@@ -85,6 +87,8 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         ("RelaySettings", "window", number(window, "events")),
         ("RelaySettings", "window_bytes", number(window_bytes, "bytes")),
         ("RelaySettings", "run", number(run, "events")),
+        ("RelaySettings", "publishes", number(publishes, "calls")),
+        ("RelaySettings", "publish_timeout", ms(publish_timeout)),
         ("RelaySettings", "lease", ms(lease)),
         ("RelaySettings", "poll", ms(poll)),
         ("RelaySettings", "pause_base", ms(pause_base)),
@@ -107,7 +111,7 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         ("limits", "EventId::MAX", number(EventId::MAX, "bytes")),
         ("limits", "Reason::MAX", number(Reason::MAX, "bytes")),
         ("limits", "Retention::SHORTEST", ms(Retention::SHORTEST)),
-        ("limits", "CONFLICT_TRIES", number(twobox::store::CONFLICT_TRIES, "times")),
+        ("limits", "CONFLICT_TRIES", number(twobox::flow::CONFLICT_TRIES, "times")),
     ];
     rows.into_iter()
         .map(|(section, name, row)| ((section.to_string(), name.to_string()), row))

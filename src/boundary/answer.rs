@@ -1,5 +1,5 @@
-//! What a store answers to a query: rows, lanes with what is pending in them, events with how they
-//! stand.
+//! What a store answers to a query: rows, lanes with their pending events, and events with their
+//! delivery state.
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -14,12 +14,13 @@ use crate::table::{
     Record, RequestRow, Revision, Stored, Table,
 };
 
-/// The answer to a [`Query`](crate::Query), which says what is in it, and in which order.
+/// The answer to a [`Query`](crate::Query). The query's documentation says what is in it, and in
+/// which order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rows {
     /// Rows of tables.
     pub rows: Vec<Stored>,
-    /// Events, and how they stand.
+    /// Events with their delivery state.
     pub deliveries: Vec<Delivery>,
     /// Lanes, and what is pending in them.
     pub lanes: Vec<Lane>,
@@ -29,7 +30,7 @@ pub struct Rows {
     pub stats: Stats,
 }
 
-/// How an event stands in its lane.
+/// An event with its delivery state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Delivery {
     /// The event.
@@ -53,6 +54,22 @@ impl Delivery {
             Some((state, revision)) => (state, Some(revision)),
         };
         Self { id, row: state, revision, event: envelope.then_some(row.event) }
+    }
+}
+
+/// A dead event: which, since when, and why. See [`Load::dead_letters`](crate::Load::dead_letters).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DeadLetter {
+    /// The event. Its envelope and payload are a row of their own, to be read with
+    /// [`Load::event`](crate::Load::event).
+    pub event: EventId,
+    /// Its type, its state with the time, its starts and failures, and the last reason.
+    pub row: OutboxRow,
+}
+
+impl From<Delivery> for DeadLetter {
+    fn from(dead: Delivery) -> Self {
+        Self { event: dead.id, row: dead.row }
     }
 }
 
@@ -93,7 +110,8 @@ pub(crate) struct LaneRows<'a>(slice::Iter<'a, Stored>);
 
 impl<'a> LaneRows<'a> {
     pub(crate) fn of(rows: &'a Rows) -> Self {
-        Self(rows.rows.iter())
+        let first = rows.rows.partition_point(|row| row.record.table() < Table::Lanes);
+        Self(rows.rows[first..].iter())
     }
 
     /// The row of the lane with this key, which is not before the one that was asked for last.

@@ -6,9 +6,9 @@ use alloc::vec::Vec;
 use core::mem::swap;
 
 use crate::ids::{Invalid, OrderingKey};
-use crate::table::{Key, Parts, Record, Revision, Stored, Table};
+use crate::lane::LaneEdit;
+use crate::table::{Key, LaneRow, Parts, Record, Revision, Stored, Table};
 use crate::time::Millis;
-use crate::transition::lane::LaneEdit;
 
 /// What a change expects to find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,8 +62,8 @@ pub enum Change {
         /// Which row.
         key: Key,
     },
-    /// Change a lane, if it is leased under this token.
-    /// [`LaneRow::edited`](crate::LaneRow::edited) says what becomes of it; its revision grows.
+    /// Change a lane, if it is leased under this token. [`LaneRow::edited`](crate::LaneRow::edited)
+    /// gives the row after it; its revision grows by one.
     Lane {
         /// Which lane.
         key: OrderingKey,
@@ -107,16 +107,38 @@ impl Change {
     /// What is to be written, if the guard holds for the row that is there; `None` if it does not.
     #[must_use]
     pub fn on(&self, found: Option<&Stored>) -> Option<Write<'_>> {
-        let revision = found.map(|stored| stored.revision);
+        let lane = match found.map(|stored| &stored.record) {
+            Some(Record::Lane(_, row)) => Some(row),
+            Some(
+                Record::Request(..)
+                | Record::Order(..)
+                | Record::Event(_)
+                | Record::Outbox(..)
+                | Record::Inbox(..)
+                | Record::Effect(..)
+                | Record::Position(..)
+                | Record::Call(..),
+            )
+            | None => None,
+        };
+        self.on_row(found.map(|stored| stored.revision), lane)
+    }
+
+    /// The same for a lane that has this row.
+    #[must_use]
+    pub fn on_lane(&self, row: &LaneRow, revision: Revision) -> Option<Write<'_>> {
+        self.on_row(Some(revision), Some(row))
+    }
+
+    fn on_row(&self, revision: Option<Revision>, lane: Option<&LaneRow>) -> Option<Write<'_>> {
         match self {
             Self::Put { expect, record } => {
                 expect.holds(revision).then(|| Write::Put(Cow::Borrowed(record), expect.written()))
             }
             Self::Delete { expect, .. } => (revision == Some(*expect)).then_some(Write::Remove),
             Self::Lane { key, token, edit, at } => {
-                let Stored { record: Record::Lane(_, row), revision } = found? else { return None };
-                let row = row.edited(*token, edit, *at)?;
-                Some(Write::Put(Cow::Owned(Record::Lane(key.clone(), row)), revision.next()))
+                let row = lane?.edited(*token, edit, *at)?;
+                Some(Write::Put(Cow::Owned(Record::Lane(key.clone(), row)), revision?.next()))
             }
         }
     }
@@ -152,7 +174,8 @@ impl Batch {
         &self.changes
     }
 
-    /// Changes in any order; for tests of adapters, since a transition makes its own batch.
+    /// A batch of changes given in any order. It is for tests of adapters: a transition makes its
+    /// own batch.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@
 use core::convert::Infallible;
 
 use super::run::unasked;
-use super::{Ask, Flow, Stop, Then, Told, Tries};
+use super::{Ask, Flow, Steps, Stop, Then, Told, Tries};
 use crate::boundary::{Decision, Rows, Transition};
 use crate::time::Millis;
 use crate::transition::claim::{Claim, Claimed};
@@ -27,8 +27,6 @@ pub struct ExchangeFlow<'a> {
     wrote: bool,
 }
 
-type Next = Ask<Result<Exchanged, Stop<Infallible>>>;
-
 impl<'a> ExchangeFlow<'a> {
     /// Settles and claims at this time, whichever is given. If `assumes`, it settles without a look
     /// at the lanes, as long as no lease turns out to be stale.
@@ -43,7 +41,8 @@ impl<'a> ExchangeFlow<'a> {
         Self { settle, claim, now, assumes, tries, settled, claimed, wrote: false }
     }
 
-    fn begin(&mut self) -> Next {
+    fn begin(&mut self) -> Ask {
+        self.tries.begun();
         (self.settled, self.claimed, self.wrote) = (None, None, false);
         match &self.settle {
             None => self.look_for_more(),
@@ -54,7 +53,7 @@ impl<'a> ExchangeFlow<'a> {
         }
     }
 
-    fn settle(&mut self, Decision { batch, outcome }: Decision<Settled>) -> Next {
+    fn settle(&mut self, Decision { batch, outcome }: Decision<Settled>) -> Ask {
         self.settled = Some(outcome);
         if batch.is_empty() {
             return self.look_for_more();
@@ -64,18 +63,18 @@ impl<'a> ExchangeFlow<'a> {
         Ask::Write(batch, claim.unwrap_or(Then::Commit))
     }
 
-    fn look_for_more(&self) -> Next {
+    fn look_for_more(&self) -> Ask {
         match &self.claim {
             Some(claim) => Ask::Load(claim.query(self.now)),
             None => self.end(),
         }
     }
 
-    fn end(&self) -> Next {
+    fn end(&self) -> Ask {
         if self.wrote { Ask::Commit } else { Ask::RollBack }
     }
 
-    fn rows(&mut self, rows: &Rows) -> Next {
+    fn rows(&mut self, rows: &Rows) -> Ask {
         match (&self.settle, &self.claim) {
             (Some(settle), _) if self.settled.is_none() => {
                 let Ok(decision) = settle.decide(self.now, rows);
@@ -91,15 +90,10 @@ impl<'a> ExchangeFlow<'a> {
     }
 }
 
-impl Flow for ExchangeFlow<'_> {
-    type Output = Exchanged;
-    type Refusal = Infallible;
-
-    fn next(&mut self, told: Told<'_>) -> Next {
+impl Steps for ExchangeFlow<'_> {
+    fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
-            Told::Start if self.settle.is_none() && self.claim.is_none() => {
-                Ask::Done(Ok((None, None)))
-            }
+            Told::Start if self.settle.is_none() && self.claim.is_none() => Ask::Done,
             Told::Start => Ask::Begin,
             Told::Begun => self.begin(),
             Told::Rows(rows) => self.rows(rows),
@@ -108,10 +102,16 @@ impl Flow for ExchangeFlow<'_> {
                 self.tries.conflict(key)
             }
             Told::Called(_) => unasked(),
-            Told::Ended => {
-                let done = (self.settled.take(), self.claimed.take());
-                self.tries.again().unwrap_or(Ask::Done(Ok(done)))
-            }
+            Told::Ended => self.tries.again().unwrap_or(Ask::Done),
         }
+    }
+}
+
+impl Flow for ExchangeFlow<'_> {
+    type Output = Exchanged;
+    type Refusal = Infallible;
+
+    fn finish(self) -> Result<Exchanged, Stop<Infallible>> {
+        self.tries.finish((self.settled, self.claimed))
     }
 }

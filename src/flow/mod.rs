@@ -1,10 +1,10 @@
 //! Work on a store as state machines: what to ask of it, and in which order, without any I/O.
 //!
 //! A [`Flow`] asks: load this, write that, call the user's handler, commit. It is told what came of
-//! it, and ends with a value. One sync driver ([`store::drive`](crate::store::drive)) and one async
-//! driver ([`drive`](crate::store::asynchronous::drive)) run all of them, so each rule about what
-//! follows what stands once: trying again after a conflict, receiving a batch, going through a
-//! table page by page.
+//! it, and comes to a value at its end. One sync driver ([`store::drive`](crate::store::drive)) and
+//! one async driver ([`drive`](crate::store::asynchronous::drive)) run all of them, so each rule
+//! about what follows what stands once: trying again after a conflict, receiving a batch, going
+//! through a table page by page.
 //!
 //! ```text
 //!            +-> View(query) --> Rows --+
@@ -14,7 +14,7 @@
 //!            |                          v
 //!            +<---- Ended(committed, or not) <---- Write(.., Commit), Commit, RollBack
 //!            |
-//!            +-> Done(value)
+//!            +-> Done
 //! ```
 
 mod exchange;
@@ -29,28 +29,38 @@ use crate::table::Key;
 pub use exchange::{ExchangeFlow, Exchanged};
 pub use receive::ReceiveFlow;
 pub use run::{RunFlow, WriteFlow};
-pub use upkeep::{PurgeFlow, RedriveFlow};
+pub use upkeep::{PassOverFlow, PurgeFlow, RedriveFlow};
 
 pub(crate) use overlay::Overlay;
 
 /// How often a flow begins again, after another transaction changed what it had read.
 pub const CONFLICT_TRIES: u32 = 32;
 
+/// What a flow asks, whatever it comes to: so there is one sync driver, and not one for each flow.
+pub trait Steps {
+    /// What to do next, told what came of what was asked before.
+    fn next(&mut self, told: Told<'_>) -> Ask;
+}
+
 /// Work on a store as a state machine.
-pub trait Flow {
+pub trait Flow: Steps + Sized {
     /// What it comes to.
     type Output;
     /// Why it was refused.
     type Refusal;
 
-    /// What to do next, told what came of what was asked before.
-    fn next(&mut self, told: Told<'_>) -> Ask<Result<Self::Output, Stop<Self::Refusal>>>;
+    /// What it came to, once it has asked for [`Ask::Done`].
+    ///
+    /// # Errors
+    ///
+    /// Why it came to nothing.
+    fn finish(self) -> Result<Self::Output, Stop<Self::Refusal>>;
 }
 
 /// What a flow asks of whoever drives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub enum Ask<T> {
+pub enum Ask {
     /// Answer this from what is committed now.
     View(Query),
     /// Begin a transaction.
@@ -67,7 +77,7 @@ pub enum Ask<T> {
     /// Roll the transaction back.
     RollBack,
     /// It has come to its end.
-    Done(T),
+    Done,
 }
 
 /// What follows a write.
@@ -125,21 +135,35 @@ pub enum Stop<R> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Tries {
     conflicts: u32,
+    /// The conflict that was met and is not dealt with.
     last: Option<Option<Key>>,
 }
 
 impl Tries {
+    /// A transaction has begun, perhaps anew: a conflict of an earlier run of it counts no more.
+    fn begun(&mut self) {
+        self.last = None;
+    }
+
     /// A conflict was met: the transaction is rolled back, and then see [`Tries::again`].
-    fn conflict<T>(&mut self, key: Option<Key>) -> Ask<T> {
-        self.conflicts += 1;
+    fn conflict(&mut self, key: Option<Key>) -> Ask {
         self.last = Some(key);
         Ask::RollBack
     }
 
-    /// After a transaction has ended: whether that was for a conflict, and then what to do.
-    fn again<T, R>(&mut self) -> Option<Ask<Result<T, Stop<R>>>> {
-        let key = self.last.take()?;
-        let tired = self.conflicts > CONFLICT_TRIES;
-        Some(if tired { Ask::Done(Err(Stop::Conflict(key))) } else { Ask::Begin })
+    /// After a transaction has ended: what to do, if that was for a conflict.
+    fn again(&mut self) -> Option<Ask> {
+        self.last.as_ref()?;
+        self.conflicts += 1;
+        if self.conflicts > CONFLICT_TRIES {
+            return Some(Ask::Done);
+        }
+        self.last = None;
+        Some(Ask::Begin)
+    }
+
+    /// What a flow came to that has not ended with a conflict.
+    fn finish<T, R>(self, value: T) -> Result<T, Stop<R>> {
+        self.last.map_or(Ok(value), |key| Err(Stop::Conflict(key)))
     }
 }

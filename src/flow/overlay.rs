@@ -24,18 +24,21 @@ struct Row {
 }
 
 impl Overlay {
-    pub(crate) fn new(rows: &Rows) -> Self {
+    /// These rows, with room for as many as there will be at most.
+    pub(crate) fn new(rows: &Rows, most: usize) -> Self {
         debug_assert!(rows.rows.is_sorted_by_key(|stored| stored.record.key()));
         let row = |stored: &Stored| {
             let there = Some(stored.revision);
             (stored.record.key(), Row { stored: there, now: Some(stored.clone()), changed: false })
         };
-        Self { rows: rows.rows.iter().map(row).collect() }
+        let mut kept = Vec::with_capacity(most.max(rows.rows.len()));
+        kept.extend(rows.rows.iter().map(row));
+        Self { rows: kept }
     }
 
     /// Decides over the rows as they are now. All rows that are asked for must have been looked for
     /// in the store.
-    fn decide<T: Transition>(
+    pub(crate) fn decide<T: Transition>(
         &self,
         transition: &T,
         now: Millis,
@@ -43,20 +46,15 @@ impl Overlay {
         let query = transition.query(now);
         debug_assert!(matches!(query, Query::Rows(_)), "an overlay answers by keys alone");
         let keys = if let Query::Rows(keys) = &query { keys.as_slice() } else { &[] };
-        let rows = keys.iter().filter_map(|key| {
-            let at = self.find(key).ok()?;
-            self.rows[at].1.now.clone()
-        });
-        transition.decide(now, &Rows::of(rows.collect()))
-    }
-
-    /// What a transition would come to.
-    pub(crate) fn look<T: Transition>(
-        &self,
-        transition: &T,
-        now: Millis,
-    ) -> Result<T::Outcome, T::Refusal> {
-        self.decide(transition, now).map(|decision| decision.outcome)
+        let mut rows = Vec::new();
+        for (n, key) in keys.iter().enumerate() {
+            let Ok(at) = self.find(key) else { continue };
+            if let Some(row) = &self.rows[at].1.now {
+                rows.reserve_exact(keys.len() - n);
+                rows.push(row.clone());
+            }
+        }
+        transition.decide(now, &Rows::of(rows))
     }
 
     /// Runs a transition.
@@ -66,12 +64,21 @@ impl Overlay {
         now: Millis,
     ) -> Result<T::Outcome, T::Refusal> {
         let Decision { batch, outcome } = self.decide(transition, now)?;
-        batch.changes().iter().for_each(|change| self.apply(change));
+        self.keep(&batch);
         Ok(outcome)
     }
 
+    /// Keeps what was decided over the rows as they are now.
+    pub(crate) fn keep(&mut self, batch: &Batch) {
+        batch.changes().iter().for_each(|change| self.apply(change));
+    }
+
     fn find(&self, key: &Key) -> Result<usize, usize> {
-        self.rows.binary_search_by(|(there, _)| there.cmp(key))
+        // Most are asked for in their order, and are not there yet.
+        match self.rows.last() {
+            Some((last, _)) if last < key => Err(self.rows.len()),
+            _ => self.rows.binary_search_by(|(there, _)| there.cmp(key)),
+        }
     }
 
     fn apply(&mut self, change: &Change) {

@@ -3,7 +3,7 @@
 use crate::boundary::{Decision, Transition};
 use crate::time::Millis;
 
-use super::{Ask, Called, Flow, Stop, Then, Told, Tries};
+use super::{Ask, Called, Flow, Steps, Stop, Then, Told, Tries};
 
 /// Runs one transition in a transaction of its own, and commits it if it changes something. After a
 /// conflict it is run again.
@@ -24,23 +24,20 @@ impl<T: Transition> RunFlow<T> {
         Self { transition, now, assumes, tries: Tries::default(), outcome: None }
     }
 
-    fn write(&mut self, decision: Decision<T::Outcome>) -> Ask<FlowResult<Self>> {
+    fn write(&mut self, decision: Decision<T::Outcome>) -> Ask {
         let Decision { batch, outcome } = decision;
         self.outcome = Some(Ok(outcome));
         if batch.is_empty() { Ask::RollBack } else { Ask::Write(batch, Then::Commit) }
     }
 }
 
-type FlowResult<F> = Result<<F as Flow>::Output, Stop<<F as Flow>::Refusal>>;
-
-impl<T: Transition> Flow for RunFlow<T> {
-    type Output = T::Outcome;
-    type Refusal = T::Refusal;
-
-    fn next(&mut self, told: Told<'_>) -> Ask<FlowResult<Self>> {
+impl<T: Transition> Steps for RunFlow<T> {
+    fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
             Told::Start => Ask::Begin,
             Told::Begun => {
+                self.tries.begun();
+                self.outcome = None;
                 let assumed = self.assumes.then(|| self.transition.assume(self.now)).flatten();
                 match assumed {
                     Some(decision) => self.write(decision),
@@ -59,11 +56,19 @@ impl<T: Transition> Flow for RunFlow<T> {
                 self.tries.conflict(key)
             }
             Told::Called(_) => unasked(),
-            Told::Ended => self.tries.again().unwrap_or_else(|| match self.outcome.take() {
-                Some(outcome) => Ask::Done(outcome.map_err(Stop::Refused)),
-                None => unasked(),
-            }),
+            Told::Ended => self.tries.again().unwrap_or(Ask::Done),
         }
+    }
+}
+
+impl<T: Transition> Flow for RunFlow<T> {
+    type Output = T::Outcome;
+    type Refusal = T::Refusal;
+
+    fn finish(self) -> Result<T::Outcome, Stop<T::Refusal>> {
+        let outcome = self.tries.finish(self.outcome)?;
+        // It is done when it has decided.
+        outcome.ok_or(Stop::Conflict(None))?.map_err(Stop::Refused)
     }
 }
 
@@ -74,25 +79,34 @@ pub struct WriteFlow {
     tries: Tries,
 }
 
-impl Flow for WriteFlow {
-    type Output = ();
-    type Refusal = core::convert::Infallible;
-
-    fn next(&mut self, told: Told<'_>) -> Ask<FlowResult<Self>> {
+impl Steps for WriteFlow {
+    fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
             Told::Start => Ask::Begin,
-            Told::Begun => Ask::Call(0),
+            Told::Begun => {
+                self.tries.begun();
+                Ask::Call(0)
+            }
             Told::Called(Called::Done | Called::Effect(_)) => Ask::Commit,
             Told::Called(Called::Defer(_) | Called::Failed(_)) => Ask::RollBack,
             Told::Called(Called::Conflict(key)) | Told::Conflict(key) => self.tries.conflict(key),
             Told::Rows(_) => unasked(),
-            Told::Ended => self.tries.again().unwrap_or(Ask::Done(Ok(()))),
+            Told::Ended => self.tries.again().unwrap_or(Ask::Done),
         }
     }
 }
 
+impl Flow for WriteFlow {
+    type Output = ();
+    type Refusal = core::convert::Infallible;
+
+    fn finish(self) -> Result<(), Stop<core::convert::Infallible>> {
+        self.tries.finish(())
+    }
+}
+
 /// What a driver tells that was never asked: begin anew, which is always right.
-pub(super) fn unasked<T>() -> Ask<T> {
+pub(super) fn unasked() -> Ask {
     debug_assert!(false, "a flow is told what it has not asked");
     Ask::RollBack
 }

@@ -2,13 +2,16 @@
 //! thread.
 
 use alloc::vec::Vec;
+use core::iter::repeat_with;
+use core::mem::take;
 use core::time::Duration;
 
 use super::machine::{Action, Counters, RelayMachine, Ticket};
-use super::publisher::{Publisher, answers};
+use super::publisher::{Published, Publisher, answers};
 use super::settings::RelaySettings;
 use super::{RelayError, trace};
 use crate::ids::{Invalid, Reason};
+use crate::lane::LeaseRef;
 use crate::message::Message;
 use crate::store::{NoCall, Store, drive};
 use crate::time::Millis;
@@ -105,7 +108,8 @@ impl<S: Store, P: Publisher> Relay<S, P> {
         let Some(action) = self.machine.poll_action() else { return Ok(false) };
         match action {
             Action::Exchange(exchange) => {
-                let flow = exchange.flow(self.machine.settings(), self.machine.now(), false);
+                // A lease is seldom stale, so it settles without a look.
+                let flow = exchange.flow(self.machine.settings(), self.machine.now(), true);
                 let exchanged = drive(&self.store, flow, &mut NoCall);
                 let (told, failed) = told(exchanged);
                 self.machine.conclude_exchange(now, told);
@@ -113,24 +117,59 @@ impl<S: Store, P: Publisher> Relay<S, P> {
             }
             Action::Renew(renew) => {
                 let (told, failed) = told(self.store.run(renew, self.machine.now()));
-                // Nothing is under way here that could be broken off.
-                let _lost = self.machine.conclude_renewal(now, told);
+                self.machine.conclude_renewal(now, told);
                 failed.map_or(Ok(true), Err)
             }
             Action::Publish(tickets) => {
-                self.publish(now, &tickets);
+                self.publish(now, tickets);
+                Ok(true)
+            }
+            // Nothing is under way here that could be broken off.
+            Action::BreakOff(leases) | Action::GiveUp(leases) => {
+                leases.iter().for_each(|lease| self.machine.handle_broken_off(now, lease));
                 Ok(true)
             }
         }
     }
 
-    fn publish(&mut self, now: Millis, tickets: &[Ticket]) {
-        let batch: Vec<Message> = tickets.iter().map(|ticket| ticket.message.clone()).collect();
-        let given = self.publisher.publish(&batch, self.machine.now());
-        for (ticket, answer) in tickets.iter().zip(answers(given, tickets.len())) {
-            trace::published(&ticket.message, &answer);
-            self.machine.handle_published(now, ticket, answer);
+    fn publish(&mut self, now: Millis, tickets: Vec<Ticket>) {
+        let (leases, batch) =
+            tickets.into_iter().map(|ticket| (ticket.lease, ticket.message)).unzip();
+        let at = self.machine.now();
+        let under_way = UnderWay { machine: &mut self.machine, leases, batch, now };
+        let given = self.publisher.publish(&under_way.batch, at);
+        under_way.end(given);
+    }
+}
+
+/// What the publisher is called with. If it panics, and somebody catches that, all of it has
+/// failed (F34).
+struct UnderWay<'a> {
+    machine: &'a mut RelayMachine,
+    leases: Vec<LeaseRef>,
+    batch: Vec<Message>,
+    now: Millis,
+}
+
+impl UnderWay<'_> {
+    fn end(mut self, given: Vec<Published>) {
+        let answers = answers(given, self.batch.len());
+        self.answer(answers);
+    }
+
+    fn answer(&mut self, answers: impl Iterator<Item = Published>) {
+        let tickets = take(&mut self.leases).into_iter().zip(take(&mut self.batch));
+        for ((lease, message), answer) in tickets.zip(answers) {
+            trace::published(&message, &answer);
+            self.machine.handle_published(self.now, &Ticket { lease, message }, answer);
         }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let failed = || Published::Failed(Reason::new("the publisher panicked"));
+        self.answer(repeat_with(failed));
     }
 }
 

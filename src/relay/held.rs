@@ -1,13 +1,14 @@
 //! What a relay holds: lanes under a lease, and how far each has come.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::machine::Ticket;
-use crate::ids::OrderingKey;
+use crate::ids::{EventId, OrderingKey};
+use crate::lane::LeaseRef;
 use crate::time::Millis;
 use crate::transition::claim::Leased;
-use crate::transition::lane::LeaseRef;
 use crate::transition::settle::{Ending, Settlement};
 
 /// A lane under a lease: the first events are confirmed, the next one may be on its way.
@@ -15,22 +16,34 @@ use crate::transition::settle::{Ending, Settlement};
 struct Held {
     leased: Leased,
     confirmed: usize,
-    publishing: bool,
+    /// The publish that is under way.
+    publishing: Option<Call>,
     until: Millis,
     renew_at: Millis,
+}
+
+/// A call of the publisher: its slot, and by when it must have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Call {
+    pub(super) slot: usize,
+    pub(super) deadline: Millis,
 }
 
 /// All lanes that a relay holds. What is asked for often is counted, so that no answer costs a walk
 /// over the window.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Lanes {
-    held: BTreeMap<OrderingKey, Held>,
+    /// Boxed, since a map has room for several at once.
+    held: BTreeMap<OrderingKey, Box<Held>>,
     /// Lanes of which nothing is being published, and something waits.
     ready: BTreeSet<OrderingKey>,
-    renewals: BTreeSet<(Millis, OrderingKey)>,
+    /// How many leases are to be renewed at each time.
+    renewals: Times,
+    /// How many publishes must have ended at each time, and how many are under way.
+    deadlines: Times,
+    publishing: usize,
     events: usize,
     bytes: usize,
-    publishing: usize,
     alone: usize,
 }
 
@@ -49,6 +62,26 @@ impl Lanes {
         self.publishing
     }
 
+    /// How many lanes wait to be published, but for those that `skip` says.
+    pub(super) fn ready(&self, skip: &BTreeSet<OrderingKey>) -> usize {
+        self.ready.len() - skip.intersection(&self.ready).count()
+    }
+
+    /// When the next publish is overdue.
+    pub(super) fn overdue_at(&self) -> Option<Millis> {
+        self.deadlines.first()
+    }
+
+    /// The lanes whose publishes are overdue.
+    pub(super) fn overdue(&self, now: Millis) -> Vec<OrderingKey> {
+        if self.overdue_at().is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        let overdue = |held: &Held| held.publishing.is_some_and(|call| call.deadline <= now);
+        let lanes = self.held.iter().filter(|(_, held)| overdue(held));
+        lanes.map(|(lane, _)| lane.clone()).collect()
+    }
+
     /// Whether one of them is to be published with nothing beside it (F4).
     pub(super) fn alone(&self) -> bool {
         self.alone > 0
@@ -56,29 +89,43 @@ impl Lanes {
 
     /// When the next lease is to be renewed.
     pub(super) fn renew_at(&self) -> Option<Millis> {
-        self.renewals.first().map(|(at, _)| *at)
+        self.renewals.first()
     }
 
     /// The leases that are to be renewed by now.
     pub(super) fn to_renew(&self, now: Millis) -> Vec<LeaseRef> {
-        let due = self.renewals.iter().take_while(|(at, _)| *at <= now);
-        let lease = |lane| self.held.get(lane).map(|held: &Held| held.leased.lease.clone());
-        due.filter_map(|(_, lane)| lease(lane)).collect()
+        if self.renew_at().is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        let due = self.held.values().filter(|held| held.renew_at <= now);
+        due.map(|held| held.leased.lease.clone()).collect()
+    }
+
+    /// Whether what is counted goes with what is held; each lane that is held is ready or publishes,
+    /// until it is ended.
+    fn adds_up(&self) -> bool {
+        let (held, ready) = (self.held.len(), self.ready.len());
+        let none = (self.events, self.bytes, self.publishing(), self.alone) == (0, 0, 0, 0);
+        self.renewals.count() == held
+            && ready + self.publishing() <= held
+            && self.alone <= held
+            && (held > 0 || none)
     }
 
     /// Holds a lane. If it was held already, its old lease is lost: whether something was being
     /// published under it, and what.
-    pub(super) fn hold(&mut self, leased: Leased, renew_at: Millis) -> Option<Lost> {
+    pub(super) fn hold(&mut self, leased: Leased, renew_at: Millis) -> Option<Publishing> {
         let lane = leased.lease.lane.clone();
         let lost = self.lose(&lane);
         self.events += leased.events.len();
         self.bytes += bytes(&leased);
         self.alone += usize::from(leased.alone);
         self.ready.insert(lane.clone());
-        self.renewals.insert((renew_at, lane.clone()));
+        self.renewals.add(renew_at);
         let until = leased.until;
-        let held = Held { leased, confirmed: 0, publishing: false, until, renew_at };
-        self.held.insert(lane, held);
+        let held = Held { leased, confirmed: 0, publishing: None, until, renew_at };
+        self.held.insert(lane, Box::new(held));
+        debug_assert!(self.adds_up());
         lost
     }
 
@@ -86,9 +133,11 @@ impl Lanes {
     pub(super) fn renewed(&mut self, lease: &LeaseRef, until: Millis, renew_at: Millis) {
         let Some(held) = self.held.get_mut(&lease.lane) else { return };
         if held.leased.lease.token == lease.token {
-            self.renewals.remove(&(held.renew_at, lease.lane.clone()));
-            self.renewals.insert((renew_at, lease.lane.clone()));
+            self.renewals.remove(held.renew_at);
+            self.renewals.add(renew_at);
+            debug_assert!(until >= held.until, "a lease is never made shorter");
             (held.until, held.renew_at) = (until, renew_at);
+            debug_assert!(self.adds_up());
         }
     }
 
@@ -108,7 +157,8 @@ impl Lanes {
         &mut self,
         now: Millis,
         most: usize,
-        skip: impl Fn(&OrderingKey) -> bool,
+        skip: &BTreeSet<OrderingKey>,
+        call: Call,
     ) -> Vec<Ticket> {
         let alone = self.alone();
         let mut tickets = Vec::new();
@@ -117,46 +167,56 @@ impl Lanes {
                 break;
             }
             let Some(held) = self.held.get_mut(lane) else { continue };
-            if held.leased.alone != alone || now >= held.until || skip(lane) {
+            if held.leased.alone != alone || now >= held.until || skip.contains(lane) {
                 continue;
             }
             if let Some(next) = held.leased.events.get(held.confirmed) {
-                held.publishing = true;
+                held.publishing = Some(call);
                 let message = next.message.clone();
                 tickets.push(Ticket { lease: held.leased.lease.clone(), message });
             }
         }
         for ticket in &tickets {
-            self.ready.remove(&ticket.lease.lane);
+            let was_ready = self.ready.remove(&ticket.lease.lane);
+            debug_assert!(was_ready, "one publish of a lane at a time");
+            self.deadlines.add(call.deadline);
         }
         self.publishing += tickets.len();
+        debug_assert!(tickets.len() <= most && self.adds_up());
         tickets
     }
 
-    /// What was being published of a lane is confirmed; says whether something waits behind it.
-    pub(super) fn confirm(&mut self, lane: &OrderingKey) -> bool {
-        let Some(held) = self.held.get_mut(lane).filter(|held| held.publishing) else {
-            return false;
-        };
+    /// What was being published of a lane is confirmed: its slot, and whether something waits
+    /// behind it.
+    pub(super) fn confirm(&mut self, lane: &OrderingKey) -> Option<(usize, bool)> {
+        let held = self.held.get_mut(lane)?;
+        let call = held.publishing.take()?;
+        debug_assert!(held.confirmed < held.leased.events.len(), "something was being published");
+        self.deadlines.remove(call.deadline);
         self.publishing -= 1;
-        held.publishing = false;
         held.confirmed += 1;
         let waits = held.confirmed < held.leased.events.len();
         if waits {
             self.ready.insert(lane.clone());
         }
-        waits
+        Some((call.slot, waits))
     }
 
-    /// Ends a lease: what is confirmed, what befell the next event, and the rest is released.
-    pub(super) fn end(&mut self, lane: &OrderingKey, ending: Option<Ending>) -> Option<Settlement> {
-        self.remove(lane).map(|held| held.leased.settle(held.confirmed, ending))
+    /// Ends a lease: what is confirmed, what befell the next event, and the rest is released. With
+    /// it what was being published.
+    pub(super) fn end(
+        &mut self,
+        lane: &OrderingKey,
+        ending: Option<Ending>,
+    ) -> Option<(Settlement, Option<Publishing>)> {
+        let held = self.remove(lane)?;
+        Some((held.leased.settle(held.confirmed, ending), held.under_way()))
     }
 
-    /// The lanes of which nothing is being published.
+    /// The lanes of which nothing is being published: what is confirmed to its end was ended.
     pub(super) fn resting(&self) -> Vec<OrderingKey> {
-        let resting = self.held.iter().filter(|(_, held)| !held.publishing);
-        resting.map(|(lane, _)| lane.clone()).collect()
+        debug_assert_eq!(self.ready.len() + self.publishing(), self.held.len());
+        self.ready.iter().cloned().collect()
     }
 
     /// All lanes.
@@ -165,39 +225,76 @@ impl Lanes {
     }
 
     /// Others hold this lane now. What was confirmed is theirs to find out.
-    pub(super) fn lose(&mut self, lane: &OrderingKey) -> Option<Lost> {
+    pub(super) fn lose(&mut self, lane: &OrderingKey) -> Option<Publishing> {
         let held = self.remove(lane)?;
-        let publishing = held.leased.events.get(held.confirmed).filter(|_| held.publishing);
-        let event = publishing.map(|next| next.message.event.id.clone())?;
-        Some(Lost { lane: lane.clone(), token: held.leased.lease.token, event })
+        held.under_way()
     }
 
-    fn remove(&mut self, lane: &OrderingKey) -> Option<Held> {
+    fn remove(&mut self, lane: &OrderingKey) -> Option<Box<Held>> {
         let held = self.held.remove(lane)?;
         self.ready.remove(lane);
-        self.renewals.remove(&(held.renew_at, lane.clone()));
+        self.renewals.remove(held.renew_at);
         self.events -= held.leased.events.len();
         self.bytes -= bytes(&held.leased);
         self.alone -= usize::from(held.leased.alone);
-        self.publishing -= usize::from(held.publishing);
+        if let Some(call) = held.publishing {
+            self.deadlines.remove(call.deadline);
+            self.publishing -= 1;
+        }
+        debug_assert!(self.adds_up());
         Some(held)
     }
 }
 
 impl Held {
     fn publishes(&self, ticket: &Ticket) -> bool {
-        let next = self.leased.events.get(self.confirmed).filter(|_| self.publishing);
-        self.leased.lease.token == ticket.lease.token
-            && next.is_some_and(|next| next.message.event.id == ticket.message.event.id)
+        self.under_way().is_some_and(|it| it.is(ticket))
+    }
+
+    fn under_way(&self) -> Option<Publishing> {
+        let call = self.publishing?;
+        let event = self.leased.events.get(self.confirmed)?.message.event.id.clone();
+        Some(Publishing { lease: self.leased.lease.clone(), event, call })
     }
 }
 
-/// What was being published when its lease was lost.
+/// A publish that is under way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Lost {
-    pub(super) lane: OrderingKey,
-    pub(super) token: u64,
-    pub(super) event: crate::ids::EventId,
+pub(super) struct Publishing {
+    pub(super) lease: LeaseRef,
+    pub(super) event: EventId,
+    pub(super) call: Call,
+}
+
+impl Publishing {
+    pub(super) fn is(&self, ticket: &Ticket) -> bool {
+        self.lease == ticket.lease && self.event == ticket.message.event.id
+    }
+}
+
+/// How often each time was added.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+struct Times(BTreeMap<Millis, usize>);
+
+impl Times {
+    fn first(&self) -> Option<Millis> {
+        self.0.first_key_value().map(|(at, _)| *at)
+    }
+
+    fn count(&self) -> usize {
+        self.0.values().sum()
+    }
+
+    fn add(&mut self, at: Millis) {
+        *self.0.entry(at).or_default() += 1;
+    }
+
+    fn remove(&mut self, at: Millis) {
+        match self.0.get_mut(&at) {
+            Some(count) if *count > 1 => *count -= 1,
+            Some(_) | None => drop(self.0.remove(&at)),
+        }
+    }
 }
 
 fn bytes(leased: &Leased) -> usize {

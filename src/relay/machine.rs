@@ -1,20 +1,22 @@
 //! The machine itself: when to claim, what to publish, what to settle, and when to come again.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::Published;
-use super::held::{Lanes, Lost};
+use super::held::{Call, Lanes, Publishing};
+use super::left::Left;
+use super::pace::Pace;
 use super::settings::RelaySettings;
+use super::slots::Slots;
 use super::trace;
 use crate::checked::Checked;
 use crate::flow::{ExchangeFlow, Exchanged};
-use crate::ids::{EventId, Invalid, OrderingKey, Reason};
+use crate::ids::{Invalid, OrderingKey, Reason};
+use crate::lane::LeaseRef;
 use crate::message::Message;
 use crate::time::Millis;
 use crate::transition::claim::{Claim, Claimed};
-use crate::transition::lane::LeaseRef;
 use crate::transition::settle::{Ending, Renew, Renewed, Settle, Settled, Settlement};
 
 /// What there is to do.
@@ -25,12 +27,19 @@ pub enum Action {
     /// [`RelayMachine::handle_exchanged`], or [`RelayMachine::handle_store_failed`] if it failed or
     /// nobody knows.
     Exchange(Exchange),
-    /// Publish these, at the same time if possible: no two are of the same lane. Then
+    /// Publish these in one call of the publisher: no two are of the same lane. Then
     /// [`RelayMachine::handle_published`] for each, as soon as it has ended.
     Publish(Vec<Ticket>),
     /// Run this at [`RelayMachine::now`], then [`RelayMachine::handle_renewed`] or
     /// [`RelayMachine::handle_store_failed`].
     Renew(Renew),
+    /// These leases are lost. Break off what is being published under them if that is possible,
+    /// then [`RelayMachine::handle_broken_off`] or [`RelayMachine::handle_published`].
+    BreakOff(Vec<LeaseRef>),
+    /// What is being published under these leases is overdue. Break it off, or find another
+    /// publisher in its place, then [`RelayMachine::handle_broken_off`]; until that is said, it
+    /// takes up a slot.
+    GiveUp(Vec<LeaseRef>),
 }
 
 /// One transaction of the relay: first settle, then claim.
@@ -42,6 +51,8 @@ pub struct Exchange {
     pub claim: usize,
     /// With how many bytes of bodies there is enough.
     pub claim_bytes: usize,
+    /// How many events of one lane at most.
+    pub claim_run: usize,
 }
 
 impl Exchange {
@@ -68,7 +79,7 @@ impl Exchange {
         // none.
         let claim =
             Claim::new(&settings.policy, settings.owner.clone(), settings.lease, self.claim).ok();
-        (settle, claim.map(|claim| claim.run(settings.run).bytes(self.claim_bytes)))
+        (settle, claim.map(|claim| claim.run(self.claim_run).bytes(self.claim_bytes)))
     }
 }
 
@@ -93,18 +104,24 @@ pub struct Counters {
     pub confirmed: u64,
     /// Publishes that failed and will be tried again.
     pub failed: u64,
+    /// Publishes that did not end in time.
+    pub overdue: u64,
     /// Events that are dead.
     pub dead: u64,
     /// Leases that were not current any more.
     pub stale: u64,
+    /// Leases that had run out when the store's answer came: they are too short for the store, and
+    /// nothing was published under them (F33).
+    pub short: u64,
     /// Times at which the broker could not be reached.
     pub unavailable: u64,
     /// Transactions that failed.
     pub store_failures: u64,
 }
 
-/// What a relay is about.
+/// What a relay is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Phase {
     /// It delivers, or waits for something to deliver.
     Running,
@@ -112,6 +129,8 @@ pub enum Phase {
     Paused,
     /// It waits for the store to come back (F11).
     StoreAway,
+    /// Every publisher hangs: it claims nothing before one of them is done (F25).
+    Stuck,
     /// It claims no more, and waits for what is under way (F12).
     Stopping,
     /// It has stopped.
@@ -122,12 +141,16 @@ pub enum Phase {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// What it is about.
+    /// What it is doing.
     pub phase: Phase,
     /// What it has done so far.
     pub counters: Counters,
     /// How many publishes are under way; once it has stopped, how many it no longer waited for.
     pub publishing: usize,
+    /// How many publishes did not end in time, and still have not ended. Each takes up a publisher;
+    /// on threads those are in it too that have another in their place, and are not counted as under
+    /// way any more.
+    pub hung: usize,
     /// What the store said, if the last that was asked of it failed. If a relay stopped with it, it
     /// could not give back its leases, and they run out by themselves.
     pub error: Option<Reason>,
@@ -135,13 +158,13 @@ pub struct Status {
 
 /// Which transaction is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum UnderWay {
+enum Transaction {
     Exchange,
     Renewal,
 }
 
-/// A relay without clock, randomness or I/O; see the module for how to drive it. It is a value:
-/// whoever looks at all that can happen to it copies and compares it.
+/// A relay without clock, randomness or I/O; see the module for how to drive it. It is a value,
+/// which a model checker can clone and compare.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RelayMachine {
     settings: Checked<RelaySettings>,
@@ -149,13 +172,20 @@ pub struct RelayMachine {
     now: Millis,
     told: Millis,
     lanes: Lanes,
-    /// Publishes that are under way although their lease is lost: nothing else of their lane is
-    /// published before they end (P4).
-    orphans: BTreeMap<OrderingKey, (u64, EventId)>,
+    left: Left,
+    slots: Slots,
+    /// Leases under which nothing is to be published any more: lost, and overdue.
+    break_off: Vec<LeaseRef>,
+    give_up: Vec<LeaseRef>,
+    /// How many events a call of the publisher takes.
+    batch: usize,
+    pace: Pace,
+    /// How many publishes have been answered, for the pace.
+    answered: u64,
     /// What is to be settled, and what the exchange under way settles.
     settlements: Vec<Settlement>,
     settling: Vec<Settlement>,
-    transaction: Option<UnderWay>,
+    transaction: Option<Transaction>,
     claim_at: Millis,
     /// Somebody committed events while a transaction was under way, which may have begun before.
     woken: bool,
@@ -188,12 +218,19 @@ impl RelayMachine {
     ///
     /// [`Invalid`] if the settings do not go together.
     pub fn new(settings: RelaySettings, now: Millis) -> Result<Self, Invalid> {
+        let settings = settings.checked()?;
         Ok(Self {
-            settings: settings.checked()?,
+            batch: usize::MAX,
+            pace: Pace::new(settings.window, now),
             now,
             told: now,
             lanes: Lanes::default(),
-            orphans: BTreeMap::new(),
+            left: Left::default(),
+            slots: Slots::new(slots(&settings)),
+            break_off: Vec::new(),
+            give_up: Vec::new(),
+            settings,
+            answered: 0,
             settlements: Vec::new(),
             settling: Vec::new(),
             transaction: None,
@@ -207,6 +244,20 @@ impl RelayMachine {
             stop: None,
             counters: Counters::default(),
         })
+    }
+
+    /// Gives a call of the publisher at most so many events, 1 at least; without it, as many as are
+    /// ready.
+    #[must_use]
+    pub fn batch(mut self, most: usize) -> Self {
+        self.batch = most.max(1);
+        self.pace = Pace::new(self.least(), self.now);
+        self
+    }
+
+    /// How many events keep all slots busy while the next ones are claimed.
+    fn least(&self) -> usize {
+        slots(&self.settings).saturating_mul(self.batch).saturating_mul(2).min(self.settings.window)
     }
 
     /// How it works.
@@ -228,16 +279,17 @@ impl RelayMachine {
             phase: self.phase(),
             counters: self.counters,
             publishing: self.publishing(),
+            hung: self.left.hung(),
             error: self.error.clone(),
         }
     }
 
     fn publishing(&self) -> usize {
         let gave_up_on = self.stop.as_ref().and_then(|stop| stop.gave_up_on);
-        gave_up_on.unwrap_or(self.lanes.publishing() + self.orphans.len())
+        gave_up_on.unwrap_or(self.lanes.publishing() + self.left.len())
     }
 
-    /// What it is about.
+    /// What it is doing.
     #[must_use]
     pub fn phase(&self) -> Phase {
         if self.is_stopped() {
@@ -246,6 +298,8 @@ impl RelayMachine {
             Phase::Stopping
         } else if self.store_paused_until.is_some() {
             Phase::StoreAway
+        } else if self.is_stuck() {
+            Phase::Stuck
         } else if self.is_paused() {
             Phase::Paused
         } else {
@@ -285,8 +339,8 @@ impl RelayMachine {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Millis) {
-        self.now = self.now + now.since(self.told);
-        self.told = now;
+        self.go_with(now);
+        self.fail_overdue();
         if self.paused_until.is_some_and(|until| until <= self.now) {
             self.paused_until = None;
             self.claim_at = self.now;
@@ -295,6 +349,35 @@ impl RelayMachine {
             self.store_paused_until = None;
         }
         self.lose_patience();
+    }
+
+    fn go_with(&mut self, now: Millis) {
+        self.now = self.now + now.since(self.told);
+        self.told = now;
+    }
+
+    /// What should have ended by now has failed, and its lane is free for others (F25).
+    fn fail_overdue(&mut self) {
+        for lane in self.lanes.overdue(self.now) {
+            let timeout = self.settings.publish_timeout.as_millis();
+            let reason = Reason::new(format_args!("the publish did not end within {timeout} ms"));
+            let ended = self.lanes.end(&lane, Some(Ending::Failed(reason)));
+            debug_assert!(ended.is_some(), "what is overdue is held");
+            if let Some((settlement, publishing)) = ended {
+                self.settlements.push(settlement);
+                self.counters.overdue += 1;
+                publishing.into_iter().for_each(|it| self.left.add(it));
+            }
+        }
+        self.give_up.extend(self.left.pass(self.now));
+        if self.is_stuck() {
+            self.release_waiting();
+        }
+    }
+
+    /// Whether every slot is taken up by a publish that did not end in time.
+    fn is_stuck(&self) -> bool {
+        self.left.hung() > 0 && self.left.hung_slots() >= slots(&self.settings)
     }
 
     /// Somebody has committed events: there is something to claim before the next poll.
@@ -307,7 +390,7 @@ impl RelayMachine {
     /// An exchange is committed.
     pub fn handle_exchanged(&mut self, now: Millis, (settled, claimed): Exchanged) {
         self.handle_timeout(now);
-        if !self.ends(UnderWay::Exchange) {
+        if !self.ends(Transaction::Exchange) {
             return;
         }
         self.store_answered();
@@ -340,41 +423,38 @@ impl RelayMachine {
             self.counters.claimed += leased.events.len() as u64;
             let renew_at = self.renew_at(leased.until);
             // Our own lease of the lane may have run out before we claimed it again.
+            self.counters.short += u64::from(leased.until <= self.now);
             let lost = self.lanes.hold(leased, renew_at);
-            self.orphan(lost);
+            self.leave(lost);
         }
-        if self.is_stopping() || self.is_paused() {
+        if self.is_stopping() || self.is_paused() || self.is_stuck() {
             self.release_waiting();
         }
     }
 
-    /// Leases are renewed, or not any more: what is not ours is not published. Gives the leases
-    /// that were lost, so that a publish under one of them can be broken off.
-    pub fn handle_renewed(&mut self, now: Millis, renewed: &Renewed) -> Vec<LeaseRef> {
+    /// Leases are renewed, or lost: under a lost one nothing more is published.
+    pub fn handle_renewed(&mut self, now: Millis, renewed: &Renewed) {
         self.handle_timeout(now);
-        let mut lost = Vec::new();
-        if !self.ends(UnderWay::Renewal) {
-            return lost;
+        if !self.ends(Transaction::Renewal) {
+            return;
         }
         self.store_answered();
         for (lease, until) in &renewed.leases {
+            self.counters.short += u64::from(*until <= self.now);
             self.lanes.renewed(lease, *until, self.renew_at(*until));
         }
         for stale in &renewed.stale {
-            if !self.lanes.holds(&stale.lease) {
-                continue;
+            if self.lanes.holds(&stale.lease) {
+                self.counters.stale += 1;
+                let lost = self.lanes.lose(&stale.lease.lane);
+                self.leave(lost);
             }
-            self.counters.stale += 1;
-            let publishing = self.lanes.lose(&stale.lease.lane);
-            self.orphan(publishing);
-            lost.push(stale.lease.clone());
         }
-        lost
     }
 
-    /// The transaction of the last exchange or renewal failed, or nobody knows whether it took.
-    /// What was to be settled is settled again after a pause (F11); if it had been settled, that
-    /// will turn out to be stale.
+    /// The transaction of the last exchange or renewal failed, or nobody knows whether it took
+    /// effect. What was to be settled is settled again after a pause (F11); if it had been settled
+    /// already, its lease turns out to be stale.
     pub fn handle_store_failed(&mut self, now: Millis, error: Reason) {
         self.handle_timeout(now);
         if self.transaction.take().is_none() {
@@ -407,22 +487,16 @@ impl RelayMachine {
         }
     }
 
-    /// A renewal has come to its end, whichever that was: told to `tracing`, and handled. Gives the
-    /// leases that were lost, as [`RelayMachine::handle_renewed`].
-    pub fn conclude_renewal(
-        &mut self,
-        now: Millis,
-        renewed: Result<Renewed, Reason>,
-    ) -> Vec<LeaseRef> {
+    /// A renewal has come to its end, whichever that was: told to `tracing`, and handled.
+    pub fn conclude_renewal(&mut self, now: Millis, renewed: Result<Renewed, Reason>) {
         match renewed {
             Ok(renewed) => {
                 trace::renewed(&renewed);
-                self.handle_renewed(now, &renewed)
+                self.handle_renewed(now, &renewed);
             }
             Err(error) => {
                 trace::store_failed(&error);
                 self.handle_store_failed(now, error);
-                Vec::new()
             }
         }
     }
@@ -433,21 +507,28 @@ impl RelayMachine {
         self.poll_timeout().map(|at| at.since(self.now))
     }
 
-    /// A publish has ended.
+    /// A publish has ended. What comes late, but before the machine has heard that it is overdue,
+    /// counts; so tell it of all that have ended before anything else. This is the only `handle_*`
+    /// that lets nothing become overdue: call [`RelayMachine::handle_timeout`] when all are told.
     pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
+        self.go_with(now);
+        if let Some(slot) = self.left.ended(|it| it.is(ticket)) {
+            self.slots.ended(slot);
+        } else if self.lanes.publishes(ticket) {
+            self.answered += 1;
+            self.end_publish(&ticket.lease.lane, published);
+        }
+    }
+
+    /// What was being published under this lease is broken off.
+    pub fn handle_broken_off(&mut self, now: Millis, lease: &LeaseRef) {
         self.handle_timeout(now);
-        let (lane, event) = (&ticket.lease.lane, &ticket.message.event.id);
-        if self
-            .orphans
-            .get(lane)
-            .is_some_and(|orphan| *orphan == (ticket.lease.token, event.clone()))
-        {
-            self.orphans.remove(lane);
-            return;
+        if let Some(slot) = self.left.ended(|it| it.lease == *lease) {
+            self.slots.ended(slot);
         }
-        if !self.lanes.publishes(ticket) {
-            return;
-        }
+    }
+
+    fn end_publish(&mut self, lane: &OrderingKey, published: Published) {
         let ending = match published {
             Published::Confirmed => return self.confirmed(lane),
             Published::Failed(reason) => Ending::Failed(reason),
@@ -473,17 +554,11 @@ impl RelayMachine {
         if !self.is_paused() {
             self.broker_failures = 0;
         }
-        let waits = self.lanes.confirm(lane);
+        let Some((slot, waits)) = self.lanes.confirm(lane) else { return };
+        self.slots.ended(slot);
         if !waits || self.is_stopping() || self.is_paused() {
             self.end_lane(lane, None);
         }
-    }
-
-    /// Whether a publish that was handed out and has not begun should still begin. If not, it is
-    /// [`Published::Abandoned`].
-    #[must_use]
-    pub fn may_begin(&self, ticket: &Ticket) -> bool {
-        self.lanes.publishes(ticket) && !self.is_stopping() && !self.is_paused()
     }
 
     /// Stops: claims no more, and releases what is not being published (F12). What is being
@@ -500,7 +575,7 @@ impl RelayMachine {
         self.lose_patience();
     }
 
-    /// Whether it no longer waits for what is being published, which may be broken off.
+    /// Whether it no longer waits for what is being published, which may then be aborted.
     #[must_use]
     pub fn gave_up(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.gave_up_on.is_some())
@@ -520,16 +595,26 @@ impl RelayMachine {
         self.error = None;
         self.store_paused_until = None;
         self.lanes.all().iter().for_each(|lane| self.end_lane(lane, None));
-        self.orphans.clear();
+        self.left.clear();
+        self.slots = Slots::new(slots(&self.settings));
+        self.break_off.clear();
+        self.give_up.clear();
+        debug_assert!(self.lanes.is_empty() && self.lanes.publishing() == 0);
     }
 
     /// What there is to do next; `None` if there is nothing before the next event or timeout.
     pub fn poll_action(&mut self) -> Option<Action> {
+        if !self.break_off.is_empty() {
+            return Some(Action::BreakOff(core::mem::take(&mut self.break_off)));
+        }
+        if !self.give_up.is_empty() {
+            return Some(Action::GiveUp(core::mem::take(&mut self.give_up)));
+        }
         let may_ask = self.transaction.is_none() && self.store_paused_until.is_none();
         if may_ask && !self.is_stopped() {
             let renew = self.lanes.to_renew(self.now);
             if !renew.is_empty() {
-                self.transaction = Some(UnderWay::Renewal);
+                self.transaction = Some(Transaction::Renewal);
                 return Some(Action::Renew(Renew::new(renew, self.settings.lease)));
             }
         }
@@ -539,12 +624,26 @@ impl RelayMachine {
             return Some(Action::Publish(publish));
         }
         if may_ask && !self.is_stopped() {
-            let (claim, claim_bytes) = if self.wants_claim() { self.free() } else { (0, 0) };
-            if claim > 0 || !self.settlements.is_empty() {
-                self.transaction = Some(UnderWay::Exchange);
+            let room = if self.wants_claim() {
+                self.pace.claims(self.least(), self.settings.window, self.now, self.answered);
+                self.free()
+            } else {
+                Room::NONE
+            };
+            if room.events > 0 || !self.settlements.is_empty() {
+                debug_assert!(
+                    self.settling.is_empty(),
+                    "an exchange ends before the next one begins"
+                );
+                self.transaction = Some(Transaction::Exchange);
                 self.settling = core::mem::take(&mut self.settlements);
                 let settle = self.settling.clone();
-                return Some(Action::Exchange(Exchange { settle, claim, claim_bytes }));
+                return Some(Action::Exchange(Exchange {
+                    settle,
+                    claim: room.events,
+                    claim_bytes: room.bytes,
+                    claim_run: room.run,
+                }));
             }
         }
         None
@@ -560,35 +659,59 @@ impl RelayMachine {
         }
         let patience = self.stop.as_ref().filter(|stop| stop.gave_up_on.is_none());
         let patience = patience.map(|stop| stop.patient_until).filter(|end| *end < Millis::MAX);
+        let overdue = [self.lanes.overdue_at(), self.left.next()].into_iter().flatten();
+        let soonest = patience.into_iter().chain(overdue).min();
         if self.transaction.is_some() {
-            return patience;
+            return soonest;
         }
         let claim =
             self.may_claim().then(|| self.claim_at.max(self.paused_until.unwrap_or(self.claim_at)));
         let settle = (!self.settlements.is_empty()).then_some(self.now);
         let next = [self.lanes.renew_at(), claim, settle].into_iter().flatten().min();
         let next = next.map(|at| at.max(self.store_paused_until.unwrap_or(at)));
-        [next, patience].into_iter().flatten().min()
+        [next, soonest].into_iter().flatten().min()
     }
 
-    /// How many events it may claim, and with how many bytes there is enough.
-    fn free(&self) -> (usize, usize) {
+    /// How many slots are left when everything is published that waits for one.
+    fn idle_slots(&self) -> usize {
+        let calls = self.lanes.ready(self.left.held_back()).div_ceil(self.batch);
+        self.slots.free().saturating_sub(calls)
+    }
+
+    /// What it may claim. It holds at most one event more for each slot than the window has.
+    fn free(&self) -> Room {
         let (events, bytes) = self.lanes.size();
-        let free = self.settings.window.saturating_sub(events);
-        let free_bytes = self.settings.window_bytes.saturating_sub(bytes);
+        let RelaySettings { window_bytes, run, .. } = *self.settings;
+        let room = Room {
+            events: self.pace.events().saturating_sub(events),
+            bytes: window_bytes.saturating_sub(bytes),
+            run,
+        };
         // The first publish after an outage is a probe.
-        let free = if self.broker_failures > 0 { free.min(1) } else { free };
-        if free_bytes == 0 { (0, 0) } else { (free, free_bytes) }
+        if self.broker_failures > 0 {
+            return Room { events: 1, run: 1, ..room };
+        }
+        // What is stuck takes room, and must not keep slots from what is not (F26): for each of
+        // these an event is taken that the window has no room for.
+        let idle = self.idle_slots();
+        if (room.events == 0 || room.bytes == 0) && idle > 0 {
+            return Room { events: idle, bytes: 1, run: 1 };
+        }
+        room
     }
 
     /// Whether it may claim when the time for it has come.
     fn may_claim(&self) -> bool {
-        // Small claims while much is under way would only cost transactions.
-        let worthwhile = self.lanes.is_empty() || self.free().0 * 2 >= self.settings.window;
         let probing = self.broker_failures > 0 && !self.lanes.is_empty();
         // What is claimed now would be counted as started if the event that is tried alone brings
         // the process down.
-        !self.is_stopping() && worthwhile && !probing && !self.lanes.alone()
+        if self.is_stopping() || probing || self.lanes.alone() || self.is_stuck() {
+            return false;
+        }
+        // Small claims while all slots are busy would only cost transactions.
+        let idle = self.lanes.is_empty() || self.idle_slots() > 0;
+        let room = self.free();
+        room.bytes > 0 && (idle || room.events * 2 >= self.pace.events())
     }
 
     fn wants_claim(&self) -> bool {
@@ -602,17 +725,27 @@ impl RelayMachine {
     /// [`RelayMachine::release_waiting`].
     fn next_publishes(&mut self) -> Vec<Ticket> {
         // What is tried alone (F4), and the first publish after an outage (F15), wait until nothing
-        // is under way.
+        // is under way; for what is overdue nobody waits.
         let single = self.lanes.alone() || self.broker_failures > 0;
-        if single && (!self.orphans.is_empty() || self.lanes.publishing() > 0) {
+        if single && (!self.left.held_back().is_empty() || self.lanes.publishing() > 0) {
             return Vec::new();
         }
-        let most = if single { 1 } else { usize::MAX };
-        self.lanes.take(self.now, most, |lane| self.orphans.contains_key(lane))
+        let Some(slot) = self.slots.next() else { return Vec::new() };
+        let most = if single { 1 } else { self.batch };
+        let call = Call { slot, deadline: self.now + self.settings.publish_timeout };
+        let tickets = self.lanes.take(self.now, most, self.left.held_back(), call);
+        debug_assert!(
+            tickets.is_empty() || !(self.is_paused() || self.is_stopping()),
+            "while it pauses or stops, nothing begins"
+        );
+        if !tickets.is_empty() {
+            self.slots.take(tickets.len());
+        }
+        tickets
     }
 
     /// Whether this is the answer to the transaction that is under way, which has then ended.
-    fn ends(&mut self, what: UnderWay) -> bool {
+    fn ends(&mut self, what: Transaction) -> bool {
         let ends = self.transaction == Some(what);
         if ends {
             self.transaction = None;
@@ -620,13 +753,20 @@ impl RelayMachine {
         ends
     }
 
-    /// Others hold this lane now: what is being published is waited for.
-    fn orphan(&mut self, lost: Option<Lost>) {
-        self.orphans.extend(lost.map(Lost::into_orphan));
+    /// The lease of a publish that is under way is lost.
+    fn leave(&mut self, publishing: Option<Publishing>) {
+        if let Some(publishing) = publishing {
+            self.break_off.push(publishing.lease.clone());
+            self.left.add(publishing);
+        }
     }
 
     fn end_lane(&mut self, lane: &OrderingKey, ending: Option<Ending>) {
-        self.settlements.extend(self.lanes.end(lane, ending));
+        let Some((settlement, publishing)) = self.lanes.end(lane, ending) else { return };
+        self.settlements.push(settlement);
+        if let Some(publishing) = publishing {
+            self.slots.ended(publishing.call.slot);
+        }
     }
 
     /// Ends the leases of lanes of which nothing is being published; what they have left is
@@ -669,8 +809,19 @@ impl RelayMachine {
     }
 }
 
-impl Lost {
-    fn into_orphan(self) -> (OrderingKey, (u64, EventId)) {
-        (self.lane, (self.token, self.event))
-    }
+/// How many calls may be under way.
+fn slots(settings: &RelaySettings) -> usize {
+    settings.publishes.min(settings.window)
+}
+
+/// What may be claimed.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    events: usize,
+    bytes: usize,
+    run: usize,
+}
+
+impl Room {
+    const NONE: Self = Self { events: 0, bytes: 0, run: 1 };
 }

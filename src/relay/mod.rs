@@ -28,9 +28,12 @@ mod driver;
 mod held;
 #[cfg(feature = "std")]
 pub mod host;
+mod left;
 mod machine;
+mod pace;
 mod publisher;
 mod settings;
+mod slots;
 pub mod trace;
 
 use core::convert::Infallible;

@@ -11,31 +11,30 @@ use crate::time::Millis;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use]
 pub enum Published {
-    /// The broker has it for sure, and has a place for it to go to (F20).
+    /// The broker certainly has it, and has routed it (F20).
     Confirmed,
-    /// It failed, or nobody knows: counted, and tried again after a backoff.
+    /// It failed, or may have failed: counted, and retried after a backoff.
     Failed(Reason),
     /// The broker will never take it: dead at once (F14).
     Rejected(Reason),
-    /// The consumer asks to have it again later: tried again after a backoff, and counted as no
-    /// failure (F9).
+    /// The consumer wants it later: retried after a backoff, and not counted as a failure (F9).
     Deferred(Reason),
-    /// The broker cannot be reached: counted against no event; the relay pauses (F15).
+    /// The broker cannot be reached: the relay pauses, and nothing counts against the event (F15).
     Unavailable(Reason),
-    /// The publish was given up, as when the relay stops: released, and counted against no event
-    /// (F12). A relay that does not stop pauses.
+    /// The publish was given up, as when the relay stops: the event is released, and nothing counts
+    /// against it (F12). A relay that is not stopping pauses.
     Abandoned,
 }
 
 /// Hands events to a broker.
 pub trait Publisher {
     /// Publishes a batch and answers for each of its messages, in their order. No two of them have
-    /// the same ordering key, so they may be published at the same time. What is left without an
+    /// the same ordering key, so they may be published at the same time. A message without an
     /// answer counts as failed.
     fn publish(&mut self, batch: &[Message], now: Millis) -> Vec<Published>;
 
-    /// How many messages it likes to get at once where several are ready: what takes long for one
-    /// of a batch holds up the answers of the others. 1 if not said otherwise.
+    /// The largest batch that it wants, where several messages are ready. A message that takes long
+    /// holds up the answers of its whole batch. Default 1.
     fn batch(&self) -> usize {
         1
     }

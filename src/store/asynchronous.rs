@@ -1,6 +1,6 @@
 //! The async twins of the store traits, for stores that are reached over a network.
 //!
-//! They differ from the sync ones in two things. Each step may wait, and a future may be dropped at
+//! They differ from the sync ones in two ways. Each step may wait, and a future may be dropped at
 //! any await: what was not committed is then rolled back, as if the program had died there. And
 //! what follows a step is said with it, so that a store can send both in one round trip: a write
 //! with the commit or the next question ([`AsyncTables::apply_then_load`],
@@ -14,17 +14,17 @@ use core::future::Future;
 use core::ops::{Deref, DerefMut};
 
 use super::reading::readings;
-use super::{Applied, RunError, StoreError};
+use super::{Applied, NoCall, RunError, StoreError, is_conflict};
+use crate::boundary::DeadLetter;
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::Body;
-use crate::flow::{Ask, Called, Flow, RunFlow, Stop, Then, Told, WriteFlow};
+use crate::flow::{Ask, Called, Flow, RunFlow, Then, Told, WriteFlow};
 use crate::ids::{Consumer, EventId, OrderId, OrderingKey, Reason, RequestKey};
 use crate::stats::Stats;
 use crate::table::{
     EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, RequestRow, Stored, Table,
 };
 use crate::time::Millis;
-use crate::upkeep::DeadLetter;
 
 macro_rules! async_readings {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),+) -> $answer:ty:
@@ -97,9 +97,9 @@ pub trait AsyncTables: AsyncLoad {
     }
 }
 
-/// As [`Transaction`](super::Transaction): to drop it is to roll it back.
+/// As [`Transaction`](crate::Transaction): to drop it is to roll it back.
 pub trait AsyncTransaction: AsyncTables + Sized {
-    /// As [`Transaction::commit`](super::Transaction::commit). If the future is dropped, the commit
+    /// As [`Transaction::commit`](crate::Transaction::commit). If the future is dropped, the commit
     /// has taken or it has not.
     fn commit(self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
@@ -167,27 +167,34 @@ pub trait AsyncStore: AsyncReader {
     {
         drive(self, RunFlow::new(transition, now, Self::WRITES_FIRST), NoCall)
     }
+}
 
-    /// As [`Store::write`](super::Store::write).
-    ///
-    /// The future is `Send`, so that a runtime with several threads can spawn it, if `work` owns
-    /// what it captures (`async move`, with clones). The compiler does not find that out for one
-    /// that captures references; there, [`AsyncStore::begin`], [`AsyncTables::run`] and
-    /// [`AsyncTransaction::commit`] do the same, without another try after a conflict.
-    #[allow(async_fn_in_trait, reason = "whether the future is Send follows from the closure's")]
-    async fn write<R, E>(
-        &self,
-        now: Millis,
-        work: impl AsyncFnMut(&mut AsyncWriting<'_, Self::Tx<'_>>) -> Result<R, E>,
-    ) -> Result<R, RunError<Self::Error, E>> {
-        let mut result = None;
-        let call = Work { work, now, result: &mut result };
-        drive(self, WriteFlow::default(), call).await.map_err(RunError::widened)?;
-        match result {
-            Some(result) => result.map_err(RunError::Refused),
-            // It was called before the flow came to its end; what else it met, it has said.
-            None => Err(RunError::Conflict(None)),
-        }
+/// As [`Store::write`](super::Store::write), on an async store.
+///
+/// It is no method of [`AsyncStore`], so that its future is `Send`, and a runtime with several
+/// threads can spawn it, for any store, known or not, if `work` owns what it captures
+/// (`async move`, with clones). The compiler does not find that out for one that captures
+/// references; there, [`AsyncStore::begin`], [`AsyncTables::run`] and
+/// [`AsyncTransaction::commit`] do the same, without another try after a conflict.
+///
+/// # Errors
+///
+/// As there.
+pub async fn write<S, R, E: 'static>(
+    store: &S,
+    now: Millis,
+    work: impl AsyncFnMut(&mut AsyncWriting<'_, S::Tx<'_>>) -> Result<R, E>,
+) -> Result<R, RunError<S::Error, E>>
+where
+    S: AsyncStore + ?Sized,
+{
+    let mut result = None;
+    let call = Work { work, now, result: &mut result };
+    drive(store, WriteFlow::default(), call).await.map_err(RunError::widened)?;
+    match result {
+        Some(result) => result.map_err(RunError::Refused),
+        // It was called before the flow came to its end; what else it met, it has said.
+        None => Err(RunError::Conflict(None)),
     }
 }
 
@@ -198,23 +205,20 @@ pub trait AsyncCall<X> {
     async fn call(&mut self, tx: &mut X, n: usize) -> Called;
 }
 
-/// For flows that call nobody.
-pub use super::NoCall;
-
 impl<X> AsyncCall<X> for NoCall {
     async fn call(&mut self, _tx: &mut X, _n: usize) -> Called {
         Called::Done
     }
 }
 
-/// The user's work in [`AsyncStore::write`], with what it returned last.
+/// The user's work in [`write()`], with what it returned last.
 struct Work<'r, F, R, E> {
     work: F,
     now: Millis,
     result: &'r mut Option<Result<R, E>>,
 }
 
-impl<X, F, R, E> AsyncCall<X> for Work<'_, F, R, E>
+impl<X: AsyncLoad, F, R, E: 'static> AsyncCall<X> for Work<'_, F, R, E>
 where
     F: AsyncFnMut(&mut AsyncWriting<'_, X>) -> Result<R, E>,
 {
@@ -224,6 +228,7 @@ where
         let called = match (writing.conflict, &result) {
             (Some(key), _) => Called::Conflict(key),
             (None, Ok(_)) => Called::Done,
+            (None, Err(error)) if is_conflict::<X::Error, E>(error) => Called::Conflict(None),
             (None, Err(_)) => Called::Failed(Reason::new("")),
         };
         *self.result = Some(result);
@@ -251,7 +256,7 @@ impl<'t, X> AsyncWriting<'t, X> {
 }
 
 impl<X: AsyncTables> AsyncWriting<'_, X> {
-    /// The time that was given to [`AsyncStore::write`].
+    /// The time that was given to [`write()`].
     pub fn now(&self) -> Millis {
         self.now
     }
@@ -270,12 +275,65 @@ impl<X: AsyncTables> AsyncWriting<'_, X> {
         T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
     {
         async move {
-            let result = self.tx.run(transition, self.now).await;
-            if let Err(RunError::Conflict(key)) = &result {
-                self.conflict = Some(key.clone());
-            }
-            result
+            let now = self.now;
+            AsyncTables::run(self, transition, now).await
         }
+    }
+
+    /// Notes a conflict in what the transaction has answered.
+    fn noting<T>(&mut self, answer: Result<T, X::Error>) -> Result<T, X::Error> {
+        if answer.as_ref().is_err_and(StoreError::is_conflict) {
+            self.conflict.get_or_insert(None);
+        }
+        answer
+    }
+}
+
+/// As [`Writing`](super::Writing): whatever meets a conflict in it, the transaction is rolled back
+/// and run again.
+impl<X: AsyncTables> AsyncLoad for AsyncWriting<'_, X> {
+    type Error = X::Error;
+
+    async fn load(&mut self, query: &Query) -> Result<Rows, X::Error> {
+        let rows = self.tx.load(query).await;
+        self.noting(rows)
+    }
+}
+
+impl<X: AsyncTables> AsyncTables for AsyncWriting<'_, X> {
+    async fn apply(&mut self, batch: &Batch) -> Result<Applied, X::Error> {
+        let applied = self.tx.apply(batch).await;
+        if let Ok(Applied::Conflict(key)) = &applied {
+            self.conflict.get_or_insert_with(|| key.clone());
+        }
+        self.noting(applied)
+    }
+
+    async fn apply_then_load(
+        &mut self,
+        batch: &Batch,
+        query: &Query,
+    ) -> Result<Result<Rows, Option<Key>>, X::Error> {
+        let answer = self.tx.apply_then_load(batch, query).await;
+        if let Ok(Err(key)) = &answer {
+            self.conflict.get_or_insert_with(|| key.clone());
+        }
+        self.noting(answer)
+    }
+
+    async fn run<T>(
+        &mut self,
+        transition: T,
+        now: Millis,
+    ) -> Result<T::Outcome, RunError<X::Error, T::Refusal>>
+    where
+        T: Transition<Outcome: Send, Refusal: Send> + Send + Sync,
+    {
+        let result = self.tx.run(transition, now).await;
+        if let Err(RunError::Conflict(key)) = &result {
+            self.conflict.get_or_insert_with(|| key.clone());
+        }
+        result
     }
 }
 
@@ -293,7 +351,6 @@ impl<X> DerefMut for AsyncWriting<'_, X> {
 }
 
 type Driven<F, E> = Result<<F as Flow>::Output, RunError<E, <F as Flow>::Refusal>>;
-type Asked<F> = Ask<Result<<F as Flow>::Output, Stop<<F as Flow>::Refusal>>>;
 
 /// Runs a flow to its end, as [`drive`](super::drive) does.
 ///
@@ -309,7 +366,7 @@ where
     let mut ask = flow.next(Told::Start);
     loop {
         ask = match ask {
-            Ask::Done(done) => return done.map_err(RunError::stopped),
+            Ask::Done => return flow.finish().map_err(RunError::stopped),
             Ask::View(query) => {
                 let rows = store.load_once(&query).await.map_err(RunError::of)?;
                 flow.next(Told::Rows(&rows))
@@ -339,7 +396,7 @@ where
     F: Flow,
     C: for<'a> AsyncCall<S::Tx<'a>>,
 {
-    let mut ask: Asked<F> = flow.next(Told::Begun);
+    let mut ask = flow.next(Told::Begun);
     if let Ask::Write(batch, Then::Commit) = &ask {
         return store.autocommit(batch).await;
     }
@@ -362,7 +419,7 @@ where
                 flow.next(Told::Called(called))
             }
             Ask::Commit => return tx.commit().await.map_err(RunError::of_commit),
-            Ask::RollBack | Ask::Begin | Ask::Done(_) => return Ok(()),
+            Ask::RollBack | Ask::Begin | Ask::Done => return Ok(()),
         };
     }
 }

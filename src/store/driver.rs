@@ -4,7 +4,7 @@ use core::convert::Infallible;
 
 use super::{Applied, End, Load as _, RunError, Seen, Store, StoreError as _, Tables};
 use crate::boundary::{Query, Rows};
-use crate::flow::{Ask, Called, Flow, Stop, Then, Told};
+use crate::flow::{Ask, Called, Flow, Steps, Then, Told};
 
 /// The user's handlers, as a flow calls them.
 pub trait Call<X> {
@@ -31,9 +31,6 @@ impl<X> Call<X> for NoCall {
 /// What a driver of a flow returns.
 pub(super) type Driven<F, E> = Result<<F as Flow>::Output, RunError<E, <F as Flow>::Refusal>>;
 
-/// What a flow asks, as it is.
-type Asked<F> = Ask<Result<<F as Flow>::Output, Stop<<F as Flow>::Refusal>>>;
-
 /// Runs a flow to its end.
 ///
 /// # Errors
@@ -45,10 +42,20 @@ where
     F: Flow,
     C: for<'a> Call<S::Tx<'a>>,
 {
+    to_the_end(store, &mut flow, call).map_err(RunError::widened)?;
+    flow.finish().map_err(RunError::stopped)
+}
+
+/// The same for all flows and all handlers: there is one copy of it for each store.
+fn to_the_end<'s, S: Store + ?Sized + 's>(
+    store: &S,
+    flow: &mut dyn Steps,
+    call: &'s mut dyn for<'a> Call<S::Tx<'a>>,
+) -> Result<(), RunError<S::Error, Infallible>> {
     let mut ask = flow.next(Told::Start);
     loop {
         ask = match ask {
-            Ask::Done(done) => return done.map_err(RunError::stopped),
+            Ask::Done => return Ok(()),
             Ask::View(query) => {
                 let mut view = store.view().map_err(RunError::of)?;
                 let rows = view.load(&query).map_err(RunError::of)?;
@@ -63,15 +70,15 @@ where
             | Ask::Call(_)
             | Ask::Commit
             | Ask::RollBack => {
-                let ended = store.transact(|tx| in_transaction(tx, &mut flow, call));
+                let ended = store.transact(|tx| in_transaction(tx, flow, call));
                 match ended {
                     Ok(Ok(())) => flow.next(Told::Ended),
-                    Ok(Err(error)) => return Err(error.widened()),
+                    Ok(Err(error)) => return Err(error),
                     Err(RunError::Conflict(key)) => {
                         let _rolled_back = flow.next(Told::Conflict(key));
                         flow.next(Told::Ended)
                     }
-                    Err(error) => return Err(error.widened()),
+                    Err(error) => return Err(error),
                 }
             }
         };
@@ -79,18 +86,13 @@ where
 }
 
 /// Runs the part of a flow that is in one transaction.
-fn in_transaction<X, F, C>(
+fn in_transaction<X: Tables>(
     tx: &mut X,
-    flow: &mut F,
-    call: &mut C,
-) -> End<Result<(), RunError<X::Error, Infallible>>>
-where
-    X: Tables,
-    F: Flow,
-    C: Call<X>,
-{
+    flow: &mut dyn Steps,
+    call: &mut dyn Call<X>,
+) -> End<Result<(), RunError<X::Error, Infallible>>> {
     let mut seen: Option<(Query, Rows)> = None;
-    let mut ask: Asked<F> = flow.next(Told::Begun);
+    let mut ask = flow.next(Told::Begun);
     loop {
         ask = match ask {
             Ask::Load(query) | Ask::View(query) => match tx.load(&query) {
@@ -123,7 +125,7 @@ where
                 flow.next(Told::Called(called))
             }
             Ask::Commit => return End::Commit(Ok(())),
-            Ask::RollBack | Ask::Begin | Ask::Done(_) => return End::RollBack(Ok(())),
+            Ask::RollBack | Ask::Begin | Ask::Done => return End::RollBack(Ok(())),
         };
     }
 }

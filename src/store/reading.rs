@@ -17,7 +17,7 @@ macro_rules! readings {
             event(id: &EventId) -> Option<EventRow>:
                 Query::rows([Key::Event(id.clone())]),
                 |rows: Rows| rows.event(id).map(|(row, _)| row.clone());
-            /// Where an event is on its way.
+            /// The delivery state of an event.
             event_state(id: &EventId) -> Option<EventState>:
                 Query::Deliveries { events: alloc::vec![id.clone()], run: 0 },
                 |rows: Rows| {
@@ -28,7 +28,7 @@ macro_rules! readings {
             lane(key: &OrderingKey) -> Option<LaneRow>:
                 Query::rows([Key::Lane(key.clone())]),
                 |rows: Rows| rows.lane(key).map(|(row, _)| row.clone());
-            /// What became of an event at a consumer.
+            /// What became of an event at a consumer, if it has arrived there.
             received(consumer: &Consumer, event: &EventId) -> Option<InboxRow>:
                 Query::rows([Key::Inbox(consumer.clone(), event.clone())]),
                 |rows: Rows| rows.inbox(consumer, event).map(|(row, _)| row.clone());

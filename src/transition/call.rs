@@ -1,5 +1,4 @@
-//! Effects outside of the transaction, such as a payment or a mail, which can happen twice (P9,
-//! F22).
+//! Effects outside the transaction, such as a payment or a mail, which can happen twice (P9, F22).
 //!
 //! No commit can hold such an effect, but a row can hold what is known of it: that it is to be
 //! made, that it was started, that it is done. If the program dies after the start, nobody knows
@@ -49,6 +48,7 @@ impl CallKey {
 
 /// What was asked of a call does not fit its state.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum CallRefused {
     /// No intent was committed.
     #[error("consumer {} has not recorded the intent of a call for event {}; commit the intent first", key.consumer, key.event)]
@@ -124,7 +124,7 @@ impl Transition for Intend {
     }
 }
 
-/// What to do about a call that was started, and of which nobody knows whether it happened.
+/// What to do about a call that was started, if nobody knows whether it happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WhenUnknown {
     /// Ask the other side, by the event id, and say with [`Resolve`] what it answered.
@@ -154,7 +154,7 @@ pub struct Start {
 }
 
 impl Start {
-    /// Starts a call; one that was started more than `patience` ago and has not ended is taken for
+    /// Starts a call; one that was started more than `patience` ago and has not ended counts as
     /// unknown.
     #[must_use]
     pub const fn new(call: CallKey, patience: Duration, when_unknown: WhenUnknown) -> Self {
@@ -229,7 +229,7 @@ impl Transition for Start {
 pub enum CallEnd {
     /// It happened; what the other side answered may be noted.
     Done(Option<Reason>),
-    /// It surely did not happen, for this reason; it may be started again.
+    /// It certainly did not happen, for this reason; it may be started again.
     NotDone(Reason),
     /// Nobody knows, for this reason.
     Unknown(Reason),
@@ -262,8 +262,8 @@ impl Resolve {
         Self { call, end, start: None }
     }
 
-    /// It is known of this start only, as its maker knows it: that this one did not happen says
-    /// nothing of a later one. Without this, it is known of all of them, as after asking the other
+    /// Says it of this start only, as the one who made it can: that this one did not happen says
+    /// nothing about a later one. Without this, it is said of all starts, as after asking the other
     /// side.
     #[must_use]
     pub const fn of_start(mut self, start: u32) -> Self {

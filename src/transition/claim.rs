@@ -4,11 +4,11 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::lane::LeaseRef;
 use super::settle::{Ending, Settlement};
 use crate::boundary::{Batch, Decision, Delivery, Due, Lane, Query, Rows, Transition};
 use crate::checked::Checked;
 use crate::ids::{EventId, Invalid, OrderingKey, Owner, Reason};
+use crate::lane::LeaseRef;
 use crate::message::{LanePlace, Message};
 use crate::policy::{DeliveryPolicy, WhenDead};
 use crate::table::{DeliveryState, LaneRow, Lease, OutboxRow, Record, Revision};
@@ -21,9 +21,10 @@ use crate::time::Millis;
 /// | due, its first event has starts left                 | the lane: lease, token and starts grow     | [`Leased`]: the events that are due, at most `run` |
 /// | the same, after a lease that nobody settled          | the same                                   | its first event only, to find out which one it is |
 /// | the same, after two of them, or with one start left  | the same                                   | the same, and no other in this claim: [`Leased::alone`] |
-/// | due, its first event has no start left (F4)          | the event is dead; the lane is blocked or goes on | the event is in [`Claimed::dead`] |
+/// | due, its first event has no start left, and the last one was not answered (F4) | the event is dead; the lane is blocked or goes on | the event is in [`Claimed::dead`] |
 /// | due, its first event is due later or there is none    | the lane, which is due when its first event is | not in the outcome |
 /// | not due, blocked, empty, or leased until later       | nothing                                    | not in the outcome |
+/// | due, and the answer has no envelope of its first event | nothing                                  | not in the outcome |
 ///
 /// What is confirmed, waits behind another event, or is due later is not looked at, so it costs
 /// nothing (one later lane is read to say when to come again).
@@ -193,6 +194,11 @@ impl Transition for Claim<'_> {
                 later = lane.row.due;
                 break;
             }
+            // A store that answers without envelopes breaks its contract: a lease would cover
+            // nothing that can be published.
+            if lane.pending.first().is_some_and(|head| head.event.is_none()) {
+                continue;
+            }
             // What is to be tried alone has a claim of its own.
             let alone = self.is_alone(lane);
             if alone && !claimed.leased.is_empty() {
@@ -201,6 +207,8 @@ impl Transition for Claim<'_> {
             }
             let mut row = lane.row.clone();
             let got = self.claim_lane(now, left, lane, &mut row, &mut batch, &mut claimed);
+            debug_assert!(got <= left, "no more is claimed than was asked for");
+            debug_assert_eq!(got > 0, row.lease.is_some(), "a lane is leased for its events alone");
             batch.update(lane.revision, Record::Lane(lane.key.clone(), row));
             left -= got;
             // A lane that gave nothing took the place of another one in the answer, and may be due
@@ -254,7 +262,9 @@ impl Claim<'_> {
             row.free(now, row.next, now);
             return 0;
         };
-        if head.row.starts.saturating_add(row.starts) >= self.policy.max_starts {
+        // What was answered last is tried once more, whatever the limit has become since (F44).
+        let starts = head.row.starts.saturating_add(row.starts);
+        if row.starts > 0 && starts >= self.policy.max_starts {
             batch.put(head.revision, self.buried(now, head, row.starts));
             claimed.dead.push((head.id.clone(), lane.key.clone()));
             row.starts = 0;
@@ -290,13 +300,15 @@ impl Claim<'_> {
             let unsettled = if events.is_empty() { row.starts } else { 1 };
             let attempt = next.row.starts.saturating_add(unsettled);
             let place = LanePlace { begun: row.begun, sequence: next.row.sequence, after };
-            // A store that answers without envelopes breaks its contract; nothing is claimed then.
+            // As far as there are envelopes.
             let Some(event) = next.event.clone() else { break };
             let message = Message { event, place, attempt };
             let outbox = next.revision.map(|revision| Box::new((next.row.clone(), revision)));
             events.push(LeasedEvent { message, due: next.row.due, outbox });
             after = next.row.sequence;
         }
+        debug_assert!(!events.is_empty(), "a lease covers an event");
+        debug_assert!(row.token > lane.row.token, "a token never comes again");
         let until = now + self.lease;
         row.head = events.first().map_or(row.head, LeasedEvent::sequence);
         row.lease = Some(Lease { owner: self.owner.clone(), until, through: after });

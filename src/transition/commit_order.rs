@@ -1,7 +1,7 @@
 //! Commit an order with its events: both or neither (P2), once for each request (P1), in order for
 //! each key (P4).
 
-use alloc::format;
+use alloc::string::ToString;
 use alloc::vec::Vec;
 
 use thiserror::Error;
@@ -33,6 +33,7 @@ pub struct CommitOrder<'a> {
     body: Body,
     events: Vec<Draft>,
     ids: Vec<EventId>,
+    registered: bool,
 }
 
 impl<'a> CommitOrder<'a> {
@@ -66,7 +67,7 @@ impl<'a> CommitOrder<'a> {
             .zip(&events)
             .map(|(n, draft)| match &draft.id {
                 Some(id) => Ok(id.clone()),
-                None => EventId::new(format!("{order}/{n}")),
+                None => EventId::new([order.as_str(), "/", &n.to_string()].concat()),
             })
             .collect::<Result<_, _>>()?;
         let mut sorted: Vec<&EventId> = ids.iter().collect();
@@ -74,7 +75,7 @@ impl<'a> CommitOrder<'a> {
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Invalid::Twice { field: "event id", value: pair[0].as_str().into() });
         }
-        Ok(Self { request, order, body, events, ids })
+        Ok(Self { request, order, body, events, ids, registered: false })
     }
 
     /// The same with one event more, to be published after those so far.
@@ -83,9 +84,17 @@ impl<'a> CommitOrder<'a> {
     ///
     /// As [`CommitOrder::new`].
     pub fn event(self, draft: Draft) -> Result<Self, Invalid> {
-        let Self { request, order, body, mut events, .. } = self;
+        let Self { request, order, body, mut events, registered, .. } = self;
         events.push(draft);
-        Self::new(request, order, body, events)
+        Ok(Self { registered, ..Self::new(request, order, body, events)? })
+    }
+
+    /// Says that the request was registered before. It is right in any case; over a network it
+    /// saves a round trip, since nothing is written on the assumption that the key is free.
+    #[must_use]
+    pub const fn registered(mut self) -> Self {
+        self.registered = true;
+        self
     }
 
     fn lane_of(&self, draft: &Draft) -> OrderingKey {
@@ -95,7 +104,7 @@ impl<'a> CommitOrder<'a> {
     }
 }
 
-/// What came of a commit. It is the same for every retry.
+/// The outcome of a commit, the same for every retry.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct Committed {
@@ -110,6 +119,7 @@ pub struct Committed {
 
 /// Why an order was not committed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum CommitRefused {
     /// The request is bound to other parameters.
     #[error(transparent)]
@@ -184,8 +194,14 @@ impl Transition for CommitOrder<'_> {
         Ok(Decision::new(batch, Committed { placed, body, repeated: false }))
     }
 
-    /// That nothing of it is there, and that its lanes are new.
+    /// That nothing of it is there, and that its lanes are new; but nothing, if its request was
+    /// registered, or an ordering key is not that of the order alone: others usually have used it.
     fn assume(&self, now: Millis) -> Option<Decision<Committed>> {
+        let own = |key: &OrderingKey| *key == OrderingKey::of_order(&self.order);
+        let new = self.events.iter().all(|draft| draft.ordering_key.as_ref().is_none_or(own));
+        if self.registered || !new {
+            return None;
+        }
         self.decide(now, &Rows::default()).ok()
     }
 }
@@ -217,7 +233,12 @@ impl CommitOrder<'_> {
             };
             batch.insert(Record::Event(EventRow { event, sequence, due }));
         }
+        debug_assert!(lanes.is_sorted_by(|a, b| a.0 < b.0), "each lane is written once");
         for (key, lane, revision) in lanes {
+            debug_assert!(
+                lane.next > rows.lane(&key).map_or(1, |(found, _)| found.next),
+                "a place is given once"
+            );
             batch.put(revision, Record::Lane(key, lane));
         }
     }

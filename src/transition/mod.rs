@@ -3,7 +3,6 @@
 pub mod call;
 pub(crate) mod claim;
 pub(crate) mod commit_order;
-pub(crate) mod lane;
 pub(crate) mod operator;
 pub(crate) mod purge;
 pub(crate) mod receive;

@@ -19,14 +19,15 @@ use crate::time::Millis;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[must_use]
 pub struct Operated {
-    /// The events to which it was done.
+    /// The events that were changed.
     pub done: Vec<EventId>,
-    /// The events to which it was not, and why.
+    /// The events that were not, each with the reason.
     pub refused: Vec<(EventId, NotDone)>,
 }
 
-/// Why something was not done to an event.
+/// Why an event was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
 pub enum NotDone {
     /// There is no such event, or it was purged.
     #[error("there is no such event in the outbox")]
@@ -37,9 +38,9 @@ pub enum NotDone {
     /// It is in a state in which this cannot be done.
     #[error("it is {}, and this can be done only to events that are {wanted}", state.name())]
     State {
-        /// Where it is on its way.
+        /// Its delivery state.
         state: EventState,
-        /// What it would have to be.
+        /// The state that it would have to be in.
         wanted: &'static str,
     },
     /// Consumers may have forgotten that they have applied it (F10).
@@ -117,7 +118,7 @@ impl Targets {
                 continue;
             }
             if lane.lease.is_none() {
-                put_first(now, view, &mut lane, &changed, &pending);
+                put_first(now, view, &mut lane, &mut changed, &pending);
             }
             operated.done.extend(changed.iter().copied().cloned());
             lanes.update(view.revision, Record::Lane(view.key.clone(), lane));
@@ -142,10 +143,11 @@ fn put_first(
     now: Millis,
     view: &Lane,
     lane: &mut LaneRow,
-    changed: &[&EventId],
+    changed: &mut [&EventId],
     pending: &[(u64, Millis, &EventId)],
 ) {
-    let kept = view.pending.iter().find(|next| !changed.contains(&&next.id));
+    changed.sort_unstable();
+    let kept = view.pending.iter().find(|next| changed.binary_search(&&next.id).is_err());
     let kept = kept.map(|next| (next.row.sequence, next.row.due, &next.id));
     let first = pending.iter().copied().chain(kept).min();
     if first.map(|(_, _, id)| id) != view.pending.first().map(|next| &next.id) {
@@ -276,7 +278,7 @@ impl Transition for Redrive {
     }
 }
 
-/// Gives dead events up for good, for a reason that stays on record.
+/// Gives up dead events for good, for a reason that stays on record.
 ///
 /// | the event is    | what is written                                         | outcome |
 /// |-----------------|---------------------------------------------------------|---------|
@@ -323,6 +325,49 @@ impl Transition for Discard {
                     Reason::new(format_args!("{}; it was dead because: {dead}", self.reason))
                 }
             });
+            Ok(())
+        }))
+    }
+}
+
+/// Lets lanes go on without the dead events that they wait for, as if the rule had been
+/// [`WhenDead::Continue`](crate::WhenDead::Continue) when these died. The events stay dead.
+///
+/// | the event is                    | what is written    | outcome |
+/// |---------------------------------|--------------------|---------|
+/// | dead, and its lane waits for it | the lane goes on   | in [`Operated::done`] |
+/// | anything else                   | nothing            | [`NotDone::State`] |
+/// | not there                       | nothing            | [`NotDone::NoEvent`] |
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PassOver {
+    targets: Targets,
+}
+
+impl PassOver {
+    /// Passes over 1 to 256 events.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if there are no events or too many.
+    pub fn new(events: impl IntoIterator<Item = EventId>) -> Result<Self, Invalid> {
+        Ok(Self { targets: Targets::new(events)? })
+    }
+}
+
+impl Transition for PassOver {
+    type Outcome = Operated;
+    type Refusal = core::convert::Infallible;
+
+    fn query(&self, _now: Millis) -> Query {
+        self.targets.query()
+    }
+
+    fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Operated>, Self::Refusal> {
+        Ok(self.targets.change(now, rows, |id, state, _, lane| {
+            if lane.blocked_by.as_ref() != Some(id) {
+                return Err(NotDone::State { state, wanted: "what their lane waits for" });
+            }
+            lane.blocked_by = None;
             Ok(())
         }))
     }

@@ -15,11 +15,14 @@ use crate::time::Millis;
 /// |-----------|------------------------------------------------------------------|------------------------------|
 /// | events    | confirmed, cancelled and discarded, each with its row in the outbox | pending, dead             |
 /// | lanes     | idle ones without events                                         | with an event left           |
-/// | requests  | with an order placed                                             | without an order             |
-/// | orders    | all, if orders have a retention                                  |                              |
+/// | requests  | with an order placed, if orders have a retention                 | without an order, or with an event that stays |
+/// | orders    | whose request is gone, if orders have a retention                | with its request left        |
 /// | inbox     | applied, each with its effect                                    | failing, poisoned            |
 /// | positions | all, if positions have a retention                               |                              |
 /// | calls     | done                                                             | intended, started, unknown   |
+///
+/// An order that is still to be delivered, or was given up and not discarded, keeps its request, and
+/// that keeps the order (P2, P3): a request says which events are of its order.
 ///
 /// Rows of the outbox and effects go with the row that they belong to; to purge those tables
 /// themselves removes nothing. The ages are counted from the time at which a row came into its last
@@ -62,8 +65,8 @@ impl<'a> Purge<'a> {
     fn age(&self) -> Option<Duration> {
         match self.table {
             Table::Events | Table::Lanes => Some(self.retention.events),
-            Table::Requests => Some(self.retention.requests),
-            Table::Orders => self.retention.orders,
+            // A key goes with its order: a retry would place that again (F53).
+            Table::Requests | Table::Orders => self.retention.orders,
             Table::Inbox | Table::Calls => Some(self.retention.inbox),
             Table::Positions => self.retention.positions,
             Table::Outbox | Table::Effects => None,

@@ -168,7 +168,7 @@ impl Receive {
     }
 }
 
-/// What became of an event that arrived.
+/// What to do about an event that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use]
 pub enum Received {
@@ -323,17 +323,18 @@ impl Transition for CountFailure {
     }
 }
 
-/// An operator lets a consumer try an event again that was set aside.
+/// Lets a consumer retry an event that was set aside.
 ///
 /// | inbox row | what is written                     | outcome |
 /// |-----------|-------------------------------------|---------|
 /// | poisoned  | failing, without failures so far; the reason stays | `true`: when the event comes again, it is tried again |
 /// | any other, or none | nothing                    | `false` |
 ///
-/// The event has to come again: from the broker's own dead letters, by a
-/// [`Redrive`](crate::Redrive) if it is dead at its sender, or, if it was confirmed there, as the
-/// sender's event is kept until it is purged, by an [`Inbox::receive`](crate::Inbox::receive) with
-/// it. A consumer that asks for order has gone on without it; it is applied out of its place then.
+/// The event has to arrive again: from the broker's own dead letters; by a
+/// [`Redrive`](crate::Redrive), if it is dead at its sender; or, if it was confirmed there, by a
+/// call of [`Inbox::receive`](crate::Inbox::receive) with the sender's event, which is kept until
+/// it is purged. A consumer that asks for order has gone on without it, and then applies it out of
+/// order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Retry {
     consumer: Consumer,

@@ -90,8 +90,8 @@ impl Request {
     }
 }
 
-/// The key is bound to other parameters (P1). Retry with the first ones, or take a new id for a new
-/// intention.
+/// The key is bound to different parameters (P1). Retry with the first ones, or use a new request
+/// id for a new intention.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "request {key} is bound to other parameters: it was registered with [{}], now [{}] was given; \
@@ -115,7 +115,7 @@ pub struct ParametersDiffer {
 /// | bound, order placed | the same           | nothing         | [`Registered::Placed`]      |
 /// | bound               | others             | nothing         | refused, [`ParametersDiffer`] |
 ///
-/// A key never answers "in progress": whoever has the same parameters may go on after any failure
+/// A key never answers "in progress": anyone with the same parameters may go on after any failure
 /// (F21).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Register<'a> {

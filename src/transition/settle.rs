@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::claim::{Leased, LeasedEvent};
-use super::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
 use crate::boundary::{Batch, Decision, LaneRows, Query, Rows, Transition};
 use crate::checked::Checked;
 use crate::ids::{EventId, OrderingKey, Reason};
+use crate::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
 use crate::policy::{DeliveryPolicy, WhenDead};
 use crate::table::{DeliveryState, Key, LaneRow, OutboxRow, Record};
 use crate::time::Millis;
@@ -51,6 +51,11 @@ impl Settlement {
             (_, rest) => (None, rest),
         };
         let last = leased.events.last().map_or(leased.confirmed, LeasedEvent::sequence);
+        debug_assert_eq!(
+            done.len() + usize::from(ended.is_some()) + rest.len(),
+            leased.events.len(),
+            "each event under the lease is settled or released"
+        );
         Self {
             lease: leased.lease.clone(),
             count: done.len(),
@@ -79,36 +84,54 @@ impl Settlement {
         self.ended.as_deref().map(|(event, ending)| (&event.message.event.id, ending))
     }
 
-    /// Settles it under a lease that is current.
-    fn apply(&self, policy: &DeliveryPolicy, now: Millis, changes: &mut Changes) {
-        changes.settled.confirmed += self.count;
+    /// What becomes of the lane, and of the event that was not confirmed.
+    fn edit(&self, policy: &DeliveryPolicy, now: Millis) -> (LaneEdit, Option<OutboxRow>) {
         let (next, due) = (self.next.0, self.next.1.unwrap_or(now));
         let confirmed = self.confirmed;
-        let edit = match self.ended.as_deref() {
-            None => {
-                // Nothing was answered for the first one, and nothing is counted.
-                let starts = if self.count == 0 { self.starts.saturating_sub(1) } else { 0 };
-                LaneEdit::Free { head: next, confirmed, starts, due, blocked_by: None }
-            }
-            Some((event, ending)) => {
-                let id = &event.message.event.id;
-                let row = self.ended_row(policy, now, event, ending);
-                let dead = matches!(row.state, DeliveryState::Dead(_));
-                let (head, due) =
-                    if dead { (event.sequence() + 1, due) } else { (row.sequence, row.due) };
-                let blocks = dead && policy.when_dead == WhenDead::Block;
-                let blocked_by = blocks.then(|| id.clone());
-                match ending {
-                    _ if dead => {
-                        changes.settled.dead.push((id.clone(), self.lease.lane.clone()));
-                    }
-                    Ending::Failed(_) | Ending::Rejected(_) => changes.settled.retried += 1,
-                    Ending::Deferred(_) | Ending::Unavailable(_) => changes.settled.released += 1,
-                }
-                changes.rows.put(event.revision(), Record::Outbox(id.clone(), row));
-                LaneEdit::Free { head, confirmed, starts: 0, due, blocked_by }
-            }
+        let Some((event, ending)) = self.ended.as_deref() else {
+            // Nothing was answered for the first one, and nothing is counted.
+            let starts = if self.count == 0 { self.starts.saturating_sub(1) } else { 0 };
+            return (LaneEdit::Free { head: next, confirmed, starts, due, blocked_by: None }, None);
         };
+        let row = self.ended_row(policy, now, event, ending);
+        let dead = matches!(row.state, DeliveryState::Dead(_));
+        let (head, due) = if dead { (event.sequence() + 1, due) } else { (row.sequence, row.due) };
+        let blocks = dead && policy.when_dead == WhenDead::Block;
+        let blocked_by = blocks.then(|| event.message.event.id.clone());
+        debug_assert!(dead || row.sequence == event.sequence(), "only a redrive moves an event");
+        (LaneEdit::Free { head, confirmed, starts: 0, due, blocked_by }, Some(row))
+    }
+
+    /// Whether the lease is current, and the store still has what it covers.
+    fn stands(&self, lane: Option<&LaneRow>, rows: &Rows, edit: &LaneEdit) -> Result<(), Stale> {
+        let lane = lane.ok_or(Stale::NoLane)?;
+        lane.admits(&self.lease, edit)?;
+        let Some((event, _)) = self.ended.as_deref() else { return Ok(()) };
+        // Under a current lease nobody else writes this row, so the guard holds, unless the store
+        // has lost it: then it would never hold.
+        let found = rows.outbox(&event.message.event.id).map(|(_, revision)| revision);
+        if found == event.revision() { Ok(()) } else { Err(Stale::Lost) }
+    }
+
+    /// Settles it under a lease that is current.
+    fn apply(
+        &self,
+        (edit, row): (LaneEdit, Option<OutboxRow>),
+        now: Millis,
+        changes: &mut Changes,
+    ) {
+        changes.settled.confirmed += self.count;
+        if let (Some((event, ending)), Some(row)) = (self.ended.as_deref(), row) {
+            let id = &event.message.event.id;
+            match ending {
+                _ if matches!(row.state, DeliveryState::Dead(_)) => {
+                    changes.settled.dead.push((id.clone(), self.lease.lane.clone()));
+                }
+                Ending::Failed(_) | Ending::Rejected(_) => changes.settled.retried += 1,
+                Ending::Deferred(_) | Ending::Unavailable(_) => changes.settled.released += 1,
+            }
+            changes.rows.put(event.revision(), Record::Outbox(id.clone(), row));
+        }
         let LeaseRef { lane, token } = self.lease.clone();
         changes.lanes.edit(lane, token, edit, now);
     }
@@ -136,7 +159,7 @@ impl Settlement {
                 row.due = now + policy.backoff(id, 1);
             }
             Ending::Unavailable(_) => row.starts = starts.saturating_sub(1),
-            Ending::Failed(_) if failures < policy.max_failures => {
+            Ending::Failed(_) if failures < policy.max_failures && starts < policy.max_starts => {
                 (row.starts, row.failures) = (starts, failures);
                 row.due = now + policy.backoff(id, failures);
             }
@@ -175,11 +198,12 @@ impl Changes {
 /// |--------------|-------------------------|-------------------------------------------------------------|---------|
 /// | current      | confirmed               | the lane moves past it                                      | counted in [`Settled::confirmed`] |
 /// | current      | failed, failures left   | failures grow, it is due after a backoff                    | counted in [`Settled::retried`] |
-/// | current      | failed once too often, or rejected | it is dead; the lane is blocked or moves past it | in [`Settled::dead`] |
+/// | current      | failed once too often, failed with no start left, or rejected | it is dead; the lane is blocked or moves past it | in [`Settled::dead`] |
 /// | current      | deferred                | its reason, it is due after the first backoff; nothing is counted | counted in [`Settled::released`] |
 /// | current      | unavailable             | its reason; nothing is counted                              | counted in [`Settled::released`] |
 /// | current      | not named               | nothing; the lane is free                                   | (none) |
 /// | not current  | anything                | nothing                                                     | in [`Settled::stale`], with the reason |
+/// | current, but the store has lost what it covers | anything | nothing                                  | in [`Settled::stale`], [`Stale::Lost`] |
 ///
 /// A stale lease does not hold up the others of the same settle.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -223,7 +247,10 @@ impl Transition for Settle<'_> {
     type Refusal = core::convert::Infallible;
 
     fn query(&self, _now: Millis) -> Query {
-        lanes_of(self.settlements.iter().map(|settlement| &settlement.lease))
+        let ended = self.settlements.iter().filter_map(Settlement::ended);
+        let rows = ended.map(|(id, _)| Key::Outbox(id.clone()));
+        let lanes = self.settlements.iter().map(|next| Key::Lane(next.lease.lane.clone()));
+        Query::rows(rows.chain(lanes))
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Settled>, Self::Refusal> {
@@ -233,12 +260,13 @@ impl Transition for Settle<'_> {
         for settlement in &self.settlements {
             let lease = &settlement.lease;
             let again = done.is_some_and(|done| done.lane == lease.lane);
-            match current(&mut lanes, lease) {
-                Ok(_) if !again => {
-                    settlement.apply(self.policy, now, &mut changes);
+            let edit = settlement.edit(self.policy, now);
+            match settlement.stands(lanes.seek(&lease.lane), rows, &edit.0) {
+                Ok(()) if !again => {
+                    settlement.apply(edit, now, &mut changes);
                     done = Some(lease);
                 }
-                Ok(_) => changes.settled.stale.push(lease.stale(Stale::Ended)),
+                Ok(()) => changes.settled.stale.push(lease.stale(Stale::Ended)),
                 Err(why) => changes.settled.stale.push(lease.stale(why)),
             }
         }
@@ -250,7 +278,9 @@ impl Transition for Settle<'_> {
         let twice =
             self.settlements.windows(2).any(|pair| pair[0].lease.lane == pair[1].lease.lane);
         let mut changes = Changes::of(self.settlements.len());
-        self.settlements.iter().for_each(|next| next.apply(self.policy, now, &mut changes));
+        for settlement in &self.settlements {
+            settlement.apply(settlement.edit(self.policy, now), now, &mut changes);
+        }
         (!twice).then(|| changes.decision())
     }
 }

@@ -2,22 +2,25 @@
 //! dropped at any await leaves the tables as they were before or after, never between (P2, P8).
 
 use core::future::Future;
+use core::num::NonZeroU16;
 use core::pin::pin;
 use core::sync::atomic::Ordering::SeqCst;
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
 
 use twobox::call::{CallKey, Intend, Start, WhenUnknown};
+use twobox::flow::{CONFLICT_TRIES, ExchangeFlow};
 use twobox::relay::{Exchange, RelaySettings};
 use twobox::store::asynchronous::{
     AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, AsyncWriting,
 };
-use twobox::store::{CONFLICT_TRIES, NoCall, asynchronous, drive};
+use twobox::store::{NoCall, asynchronous, drive};
 use twobox::{
     Applied, AsyncHandler, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure,
     DeliveryPolicy, Draft, Dump, Ending, Event, Fingerprint, Handled, Headers, Inbox, Key,
     LeaseRef, Load, Message, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register,
-    Registered, Renew, Request, Rows, RunError, Settle, Stats, Store, Tables, Transaction,
+    Registered, Renew, Request, Retention, Rows, RunError, Settle, Stats, Store, Tables,
+    Transaction, purge_all_async, redrive_all_async,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -29,7 +32,7 @@ const NOW: Millis = Millis::new(1_000);
 /// A sync store behind a network: each step waits once before it does its work, and once for the
 /// answer.
 #[derive(Debug, Default)]
-struct Yielding<S>(S);
+pub(crate) struct Yielding<S>(pub(crate) S);
 
 /// Pending once.
 async fn wait() {
@@ -104,7 +107,7 @@ fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output> {
 /// More polls than any operation here needs.
 const ENOUGH: usize = 1_000;
 
-fn block_on<F: Future>(future: F) -> F::Output {
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     poll_up_to(ENOUGH, future).unwrap()
 }
 
@@ -199,7 +202,7 @@ fn the_async_driver_is_the_sync_driver() {
             }
             let outcome = sync.write(NOW, |tx| tx.run($transition));
             assert_eq!(
-                block_on(other.write(NOW, async |tx| tx.run($transition).await)),
+                block_on(asynchronous::write(&other, NOW, async |tx| tx.run($transition).await)),
                 outcome,
                 $what
             );
@@ -237,9 +240,8 @@ fn the_async_driver_is_the_sync_driver() {
     // And the dump and the statistics of both.
     let dump = block_on(async { Dump::of_async(&mut other.view().await.unwrap()).await.unwrap() });
     assert_eq!(dump, Dump::of(&mut sync.view().unwrap()).unwrap());
-    let stats =
-        block_on(async { Stats::of_async(&mut other.view().await.unwrap(), NOW).await.unwrap() });
-    assert_eq!(stats, Stats::of(&mut sync.view().unwrap(), NOW).unwrap());
+    let stats = block_on(async { other.view().await.unwrap().stats(NOW).await.unwrap() });
+    assert_eq!(stats, sync.view().unwrap().stats(NOW).unwrap());
     assert_ne!(stats, Stats::default());
 }
 
@@ -304,7 +306,7 @@ fn a_write_that_is_dropped_is_before_or_after() {
     let empty = MemoryStore::new().state();
     let two = request("r");
     let polls = cancel_at_each_await("register and commit", &empty, async |store| {
-        let written = store.write(NOW, async |tx| {
+        let written = asynchronous::write(store, NOW, async |tx| {
             let _ = tx.run(Register::new(&two)).await.unwrap();
             wait().await;
             tx.run(order(&two, "o")).await
@@ -313,7 +315,7 @@ fn a_write_that_is_dropped_is_before_or_after() {
     });
     assert_eq!(polls, 14);
     let polls = cancel_at_each_await("receive at two consumers", &empty, async |store| {
-        let written = store.write(NOW, async |tx| {
+        let written = asynchronous::write(store, NOW, async |tx| {
             for consumer in ["c", "d"] {
                 let _ = tx
                     .run(
@@ -358,12 +360,14 @@ fn a_conflict_is_tried_again() {
         assert_eq!(counts(&store), (begun, committed));
 
         let store = rigged(conflicts);
-        let written = block_on(store.write(NOW, async |tx| tx.run(Register::new(&two)).await));
+        let written = block_on(asynchronous::write(&store, NOW, async |tx| {
+            tx.run(Register::new(&two)).await
+        }));
         assert_eq!(written, expected.clone().map_err(nested));
         assert_eq!(counts(&store), (begun, committed));
 
         let store = rigged(conflicts);
-        let ignored = block_on(store.write(NOW, async |tx| {
+        let ignored = block_on(asynchronous::write(&store, NOW, async |tx| {
             let _ = tx.run(Register::new(&two)).await;
             Ok::<_, ParametersDiffer>(Registered::New)
         }));
@@ -378,7 +382,7 @@ fn a_conflict_is_tried_again() {
         assert_eq!((store.0.begun.load(SeqCst), store.0.committed.load(SeqCst)), (run, 1));
     }
     let before = store.0.inner.state();
-    let refused = block_on(store.write(NOW, async |tx| {
+    let refused = block_on(asynchronous::write(&store, NOW, async |tx| {
         let _ = tx.run(Register::new(&request("q"))).await.unwrap();
         Err::<(), _>("sold out")
     }));
@@ -399,7 +403,7 @@ fn an_exchange_is_one_commit_and_is_tried_again() {
         leased = store.run(claim, NOW).unwrap().leased;
     });
     let settle = leased[0].settle(1, None);
-    let exchange = |settle, claim| Exchange { settle, claim, claim_bytes: 1_000 };
+    let exchange = |settle, claim| Exchange { settle, claim, claim_bytes: 1_000, claim_run: 16 };
     for (exchange, writes) in [
         (exchange(vec![settle.clone()], 0), true),
         (exchange(vec![settle.clone()], 9), true),
@@ -459,6 +463,40 @@ fn run_is_send<'a, S: AsyncStore>(
     sendable(store.run(Register::new(request), NOW))
 }
 
+/// For any store, with a closure that owns what it captures.
+fn write_is_send<'a, S: AsyncStore>(
+    store: &'a S,
+    request: Request,
+) -> impl Future<Output: Sized> + Send + 'a {
+    sendable(asynchronous::write(store, NOW, async move |tx| tx.run(Register::new(&request)).await))
+}
+
+/// For any store, with a closure as well.
+fn receive_async_is_send<'a, S: AsyncStore + Send>(
+    inbox: &'a Inbox<&'a S>,
+    message: &'a Message,
+) -> impl Future<Output: Sized> + Send + 'a {
+    sendable(inbox.receive_async(core::slice::from_ref(message), NOW, async move |tx, _| {
+        let _ = tx.load(&Query::none()).await;
+        Ok::<_, &str>(Handled::Done)
+    }))
+}
+
+/// For any store: what goes through all of it, and the transaction of a relay.
+async fn the_rest_is_send<S: AsyncStore>(store: &S) {
+    let policy = Checked::<DeliveryPolicy>::default();
+    let kept = Retention::default().checked(&policy).unwrap();
+    let limit = NonZeroU16::new(9).unwrap();
+    sendable(purge_all_async(store, &kept, limit, NOW)).await.unwrap();
+    let _ = sendable(redrive_all_async(store, None, kept.redrive_window(), NOW)).await.unwrap();
+    let claim = Claim::new(&policy, name("me"), Duration::from_secs(9), 9).unwrap();
+    let flow = ExchangeFlow::new(None, Some(claim), NOW, S::WRITES_FIRST);
+    let _ = sendable(asynchronous::drive(store, flow, NoCall)).await.unwrap();
+    let mut view = sendable(store.view()).await.unwrap();
+    let _ = sendable(Dump::of_async(&mut view)).await.unwrap();
+    let _ = sendable(view.stats(NOW)).await.unwrap();
+}
+
 /// For any store and any handler that is a type of its own.
 async fn receive_is_send<S: AsyncStore + Send>(
     inbox: &Inbox<&S>,
@@ -492,6 +530,9 @@ fn futures_can_be_sent() {
     let message = Message { event: event(), place, attempt: 1 };
     assert!(block_on(receive_is_send(&Inbox::new(&store, name("c")), &message, Nothing)));
     let _ = block_on(run_is_send(&store, &two));
+    let _ = block_on(write_is_send(&store, request("r")));
+    let _ = block_on(receive_async_is_send(&Inbox::new(&store, name("c")), &message));
+    block_on(sendable(the_rest_is_send(&store)));
     let mut view = block_on(sendable(store.view())).unwrap();
     let _ = block_on(sendable(Dump::of_async(&mut view))).unwrap();
     block_on(sendable(async {
@@ -500,6 +541,8 @@ fn futures_can_be_sent() {
         tx.commit().await.unwrap();
     }));
     // A closure that owns what it captures; see what is said at `write` about references.
-    let written = sendable(store.write(NOW, async move |tx| tx.run(Register::new(&two)).await));
+    let written = sendable(asynchronous::write(&store, NOW, async move |tx| {
+        tx.run(Register::new(&two)).await
+    }));
     assert_eq!(block_on(written), Ok(Registered::Open));
 }

@@ -3,6 +3,8 @@
 
 use core::time::Duration;
 
+use twobox::flow::ExchangeFlow;
+use twobox::store::{NoCall, drive};
 use twobox::{
     Change, Checked, Claim, Claimed, Decision, Delivery, DeliveryPolicy, DeliveryState, Due,
     Ending, Event, EventId, Headers, Key, Lane, LaneEdit, LaneRow, LeaseRef, Leased, Millis,
@@ -11,7 +13,7 @@ use twobox::{
 };
 
 use crate::support::{
-    LANE, NOW, insert, lane, lease, ms, name, outbox, pending, stored, text, update,
+    LANE, NOW, insert, lane, lease, ms, name, outbox, pending, store_of, stored, text, update,
 };
 
 fn policy(when_dead: WhenDead) -> Checked<DeliveryPolicy> {
@@ -211,10 +213,22 @@ fn claim_after_a_lease_that_nobody_settled() {
     }
 }
 
+/// The last start was answered, and by the limit there is none left: it is tried once more (F44).
+#[test]
+fn claim_of_an_event_that_was_answered_last() {
+    for starts in [4, 9] {
+        let head = OutboxRow { starts, failures: 1, ..pending("a", 3) };
+        let lanes = vec![lane_of("a", lane_due(900), vec![touched("e3", head)])];
+        let Claimed { leased, dead, .. } =
+            decided(&claim(&policy(WhenDead::Block), 10), lanes).outcome;
+        assert_eq!((leased.len(), dead), (1, vec![]), "after {starts} starts");
+    }
+}
+
 /// The fourth row: no start left (F4), and what the policy says of the lane then (P4).
 #[test]
 fn claim_of_an_event_without_a_start_left() {
-    for (starts, lane_starts) in [(4, 0), (0, 4), (1, 3), (2, 3)] {
+    for (starts, lane_starts) in [(3, 1), (0, 4), (1, 3), (2, 3)] {
         for (when_dead, next, due) in [
             (WhenDead::Block, Some(ms(700)), None),
             (WhenDead::Block, None, None),
@@ -340,6 +354,23 @@ fn claim_puts_a_lane_right() {
     }
 }
 
+/// A store that answers without envelopes breaks its contract: a lane is leased as far as there is
+/// something to publish, and not for nothing.
+#[test]
+fn claim_without_envelopes_leases_nothing() {
+    let block = policy(WhenDead::Block);
+    let bare = |id, key, sequence| Delivery { event: None, ..untouched(id, key, sequence) };
+    let lanes = vec![
+        lane_of("a", lane_due(100), vec![bare("e3", "a", 3), untouched("e4", "a", 4)]),
+        lane_of("b", lane_due(100), vec![untouched("f3", "b", 3), bare("f4", "b", 4)]),
+        lane_of("c", LaneRow { starts: 2, ..lane_due(100) }, vec![bare("g3", "c", 3)]),
+    ];
+    let decision = decided(&claim(&block, 10), lanes);
+    assert_eq!(changes(&decision), [update(5, lane("b", leased_lane(3)))]);
+    assert_eq!(seen(&decision.outcome), [("b", TOKEN, false, vec![("f3", 3, 2, 1)])]);
+    assert_eq!((decision.outcome.dead, decision.outcome.next_due), (vec![], None));
+}
+
 /// P6: tokens grow with the time as well, so that one of a claim that a crash has undone does not
 /// come again with the next one.
 #[test]
@@ -397,9 +428,15 @@ fn free(head: u64, confirmed: u64, starts: u32, due: u64, blocked_by: Option<&st
 }
 
 fn settled(policy: &Checked<DeliveryPolicy>, given: Settlement) -> Decision<Settled> {
+    let ended = given.ended().map(|(id, _)| id.clone());
     let settle = Settle::new(policy, [given]);
-    assert_eq!(settle.query(NOW), Query::rows([Key::Lane(name("a"))]));
-    let decision = settle.decide(NOW, &Rows::of(lane_rows())).unwrap();
+    let keys = [Key::Lane(name("a"))].into_iter().chain(ended.clone().map(Key::Outbox));
+    assert_eq!(settle.query(NOW), Query::rows(keys));
+    // Of the events, only the first has a row in the outbox.
+    let first = ended.filter(|id| id.as_str() == "e3");
+    let outbox = first.map(|id| stored(6, outbox(id.as_str(), pending("a", 3))));
+    let rows = outbox.into_iter().chain(lane_rows()).collect();
+    let decision = settle.decide(NOW, &Rows::of(rows)).unwrap();
     // What is assumed without a look is the same, as long as the lease is current.
     assert_eq!(settle.assume(NOW), Some(decision.clone()));
     assert!(decision.batch.may_be_lost(), "a settlement may be lost");
@@ -614,6 +651,50 @@ fn settle_stale() {
             let Decision { batch, outcome } = decision.unwrap();
             assert_eq!(batch.changes(), []);
             assert_eq!(outcome, Settled { stale: vec![stale.clone()], ..Settled::default() });
+        }
+    }
+}
+
+/// The store has lost events that the lease covers, or what it had noted of one: the guards of what
+/// would be written could never hold, so the lease is stale, and not tried again for ever.
+#[test]
+fn settle_what_the_store_has_lost() {
+    let block = policy(WhenDead::Block);
+    let failed = || leased(&block).settle(0, Some(Ending::Failed(Reason::new("no"))));
+    let noted = |revision| stored(revision, outbox("e3", pending("a", 3)));
+    let lane_of = |next| stored(9, lane("a", LaneRow { next, ..leased_lane(5) }));
+    for (given, rows, lost) in [
+        // It covers events 3 to 5.
+        (leased(&block).settle(3, None), vec![lane_of(6)], false),
+        (leased(&block).settle(3, None), vec![lane_of(5)], true),
+        (leased(&block).settle(1, None), vec![lane_of(5)], true),
+        (leased(&block).release(), vec![lane_of(3)], true),
+        (failed(), vec![noted(6), lane_of(9)], false),
+        (failed(), vec![noted(5), lane_of(9)], true),
+        (failed(), vec![lane_of(9)], true),
+    ] {
+        let settle = Settle::new(&block, [given.clone()]);
+        let Decision { batch, outcome } = settle.decide(NOW, &Rows::of(rows.clone())).unwrap();
+        let stale = StaleLease { lease: lease_ref("a", TOKEN), why: Stale::Lost };
+        assert_eq!(batch.is_empty(), lost, "{given:?} {rows:?}");
+        assert_eq!(outcome.stale, if lost { vec![stale.clone()] } else { vec![] });
+        let message =
+            "the lease 1007 of lane \"a\" is not current: the store has lost what it covers";
+        assert_eq!(stale.to_string(), message);
+
+        // In a store, whether the lanes are looked at first or not.
+        for assumes in [false, true] {
+            let store = store_of(rows.iter().map(|row| row.record.clone()));
+            let flow = ExchangeFlow::new(Some(settle.clone()), None, NOW, assumes);
+            let before = store.state();
+            let settled = drive(&store, flow, &mut NoCall).unwrap().0.unwrap();
+            // A row that was just written is at revision 1.
+            if lost || rows.len() > 1 {
+                assert_eq!(settled, Settled { stale: vec![stale.clone()], ..Settled::default() });
+                assert_eq!(store.state(), before);
+            } else {
+                assert_eq!(settled.confirmed, 3);
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use twobox::store::CONFLICT_TRIES;
+use twobox::flow::CONFLICT_TRIES;
 use twobox::{
     Applied, Batch, Body, CommitOrder, Consumer, Draft, Event, EventId, Expect, Fingerprint, Key,
     Load, Millis, ParametersDiffer, Query, Reader, Receive, Received, Record, Register, Registered,
@@ -26,6 +26,7 @@ pub(crate) struct Rigged {
     pub(crate) conflicts: AtomicU32,
     /// What the next steps do.
     pub(crate) load_fails: AtomicU32,
+    pub(crate) load_conflicts: AtomicU32,
     pub(crate) apply_fails: AtomicU32,
     pub(crate) commit_fails: AtomicU32,
     pub(crate) commit_takes_and_fails: AtomicU32,
@@ -38,9 +39,13 @@ fn take(left: &AtomicU32) -> bool {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the disk is {0}")]
-pub(crate) struct DiskError(&'static str);
+pub(crate) struct DiskError(pub(crate) &'static str);
 
-impl StoreError for DiskError {}
+impl StoreError for DiskError {
+    fn is_conflict(&self) -> bool {
+        self.0 == "busy"
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct RiggedTransaction<'a> {
@@ -83,6 +88,8 @@ impl Load for RiggedTransaction<'_> {
     fn load(&mut self, query: &Query) -> Result<Rows, DiskError> {
         if take(&self.store.load_fails) {
             Err(DiskError("unreadable"))
+        } else if take(&self.store.load_conflicts) {
+            Err(DiskError("busy"))
         } else {
             Ok(self.inner.load(query).unwrap())
         }

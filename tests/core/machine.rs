@@ -18,6 +18,7 @@ const START: Millis = Millis::new(1_000_000);
 const LEASE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_secs(3_600);
 const MS: Duration = Duration::from_millis(1);
 
 /// How long each pause is, of failures in a row.
@@ -29,6 +30,7 @@ fn settings() -> RelaySettings {
         run: 3,
         lease: LEASE,
         poll: POLL,
+        publish_timeout: TIMEOUT,
         ..RelaySettings::new(name("relay"))
     };
     assert_eq!((settings.pause_base, settings.pause_cap), (PAUSE, LEASE));
@@ -41,8 +43,10 @@ fn claims(claim: usize) -> Exchange {
 }
 
 fn exchanges(settle: Vec<Settlement>, claim: usize) -> Exchange {
-    let held = if claim == 0 { BYTES } else { (8 - claim) * BODY };
-    Exchange { settle, claim, claim_bytes: BYTES - held }
+    if claim == 0 {
+        return Exchange { settle, claim, claim_bytes: 0, claim_run: 1 };
+    }
+    Exchange { settle, claim, claim_bytes: BYTES - (8 - claim) * BODY, claim_run: 3 }
 }
 
 /// How many bytes of bodies the window has, and each body.
@@ -92,6 +96,16 @@ impl Played {
             None => vec![],
             Some(other) => panic!("no publish: {other:?}"),
         }
+    }
+
+    /// What is to be published, whatever else there is to do.
+    fn publish_if_any(&mut self) -> Vec<Ticket> {
+        let mut machine = self.machine.clone();
+        if let Some(Action::Publish(tickets)) = machine.poll_action() {
+            self.machine = machine;
+            return tickets;
+        }
+        vec![]
     }
 
     /// What a claim gets of a lane with so many events.
@@ -191,30 +205,32 @@ impl Played {
 }
 
 /// The window counts what waits, what is under way and what is confirmed and not settled (F13).
-/// Small claims beside much that is under way would only cost transactions.
+/// While a call could begin there is a claim, and where the window has no room for it, one event
+/// for each such call (P10).
 #[test]
 fn how_much_is_claimed() {
     for (held, claim) in [
         (&[("a", 1)][..], 7),
         (&[("a", 3)], 5),
         (&[("a", 3), ("b", 1)], 4),
-        (&[("a", 2), ("b", 3)], 0),
-        (&[("a", 3), ("b", 3), ("c", 2)], 0),
+        (&[("a", 2), ("b", 3)], 3),
     ] {
         let (mut relay, _) = Played::holding(held);
         assert_eq!(relay.machine.poll_action(), None, "{held:?}: not before the poll");
         relay.machine.handle_wakeup(relay.now);
-        if claim > 0 {
-            assert_eq!(relay.exchange(), claims(claim), "{held:?}");
-        } else {
-            assert_eq!(relay.machine.poll_action(), None, "{held:?}");
-            assert_eq!(
-                relay.machine.poll_timeout(),
-                Some(relay.now + LEASE / 2),
-                "{held:?}: only to renew"
-            );
-        }
+        assert_eq!(relay.exchange(), claims(claim), "{held:?}");
     }
+    let (mut relay, _) = Played::holding(&[("a", 3), ("b", 3), ("c", 2)]);
+    relay.machine.handle_wakeup(relay.now);
+    // All of it is one call.
+    for slots in (1..8).rev() {
+        let beyond = Exchange { settle: vec![], claim: slots, claim_bytes: 1, claim_run: 1 };
+        assert_eq!(relay.exchange(), beyond);
+        assert_eq!(relay.claimed(&[(&format!("lane-{slots}"), 1)]).len(), 1);
+        relay.machine.handle_wakeup(relay.now);
+    }
+    assert_eq!(relay.machine.poll_action(), None, "all slots are taken");
+    assert_eq!(relay.machine.poll_timeout(), Some(relay.now + LEASE / 2), "only to renew");
     // Two are confirmed, two under way, and none is settled.
     let (mut relay, tickets) = Played::holding(&[("a", 2), ("b", 2)]);
     tickets.iter().for_each(|ticket| relay.confirm(ticket));
@@ -229,11 +245,54 @@ fn how_much_is_claimed() {
     assert_eq!(relay.exchange().claim, 5);
 }
 
+/// While all slots are taken, small claims would only cost transactions: there is one when half of
+/// what it takes at a time is done.
+#[test]
+fn a_busy_relay_claims_by_halves() {
+    for (held, claim) in [(2, 2), (3, 0), (4, 0)] {
+        let two = RelaySettings { publishes: 2, ..settings() };
+        let machine = RelayMachine::new(two, START).unwrap().batch(1);
+        let mut relay = Played { machine, ..Played::new() };
+        assert_eq!(relay.exchange().claim, 4, "it begins with two for each slot");
+        let lanes: Vec<String> = (0..held).map(|n| format!("lane-{n}")).collect();
+        let runs: Vec<(&str, usize)> = lanes.iter().map(|lane| (lane.as_str(), 1)).collect();
+        assert_eq!(relay.claimed(&runs).len(), 1);
+        assert_eq!(relay.publish().len(), 1);
+        relay.machine.handle_wakeup(relay.now);
+        match relay.machine.poll_action() {
+            Some(Action::Exchange(exchange)) => assert_eq!(exchange.claim, claim, "{held}"),
+            other => assert_eq!((other, claim), (None, 0), "{held}"),
+        }
+    }
+}
+
+/// F35: it takes more at a time as long as that is published soon, and less when it is not.
+#[test]
+fn f35_a_relay_takes_what_it_publishes_soon() {
+    let one = RelaySettings { publishes: 1, window: 64, ..settings() };
+    let machine = RelayMachine::new(one, START).unwrap().batch(1);
+    let mut relay = Played { machine, ..Played::new() };
+    let mut taken = Vec::new();
+    for (n, takes) in [1, 1, 1, 40, 40, 40, 90, 90, 90].into_iter().enumerate() {
+        let claim = relay.exchange().claim;
+        taken.push(claim);
+        let lanes: Vec<String> = (0..claim).map(|lane| format!("{n}-{lane}")).collect();
+        let runs: Vec<(&str, usize)> = lanes.iter().map(|lane| (lane.as_str(), 1)).collect();
+        let mut next = relay.claimed(&runs);
+        while let Some(ticket) = next.pop() {
+            relay.after(MS * takes);
+            relay.confirm(&ticket);
+            next = relay.publish_if_any();
+        }
+    }
+    assert_eq!(taken, [2, 4, 8, 16, 8, 4, 4, 2, 2]);
+}
+
 /// A claim rides along with a settlement before its time has come, if it is worth it.
 #[test]
 fn a_settlement_takes_a_claim_along() {
     for (held, claim) in
-        [(&[("a", 1)][..], 8), (&[("a", 1), ("b", 3)], 5), (&[("a", 1), ("b", 3), ("c", 2)], 0)]
+        [(&[("a", 1)][..], 8), (&[("a", 1), ("b", 3)], 5), (&[("a", 1), ("b", 3), ("c", 2)], 3)]
     {
         let (mut relay, tickets) = Played::holding(held);
         relay.confirm(&tickets[0]);
@@ -244,7 +303,7 @@ fn a_settlement_takes_a_claim_along() {
         assert_eq!((settlement.lease(), settlement.confirmed()), (&tickets[0].lease, 1));
         assert_eq!(
             (relay.machine.poll_action(), relay.machine.poll_timeout()),
-            (None, None),
+            (None, (held.len() > 1).then_some(relay.now + TIMEOUT)),
             "{held:?}: it is under way"
         );
     }
@@ -258,8 +317,8 @@ fn an_exchange_is_two_transitions_at_most() {
     for settles in [false, true] {
         for claim in [0, 1, 8] {
             let settle = if settles { vec![result.clone()] } else { vec![] };
-            let (settle, claims) =
-                Exchange { settle, claim, claim_bytes: 1 }.into_transitions(&settings);
+            let (settle, claims) = Exchange { settle, claim, claim_bytes: 1, claim_run: 1 }
+                .into_transitions(&settings);
             assert_eq!((settle.is_some(), claims.is_some()), (settles, claim > 0));
         }
     }
@@ -445,25 +504,96 @@ fn what_the_store_said_is_told() {
     assert_eq!(relay.machine.status().error, None);
 }
 
-/// The window is one of bytes as well: once the bodies in it have come to so many, nothing more is
-/// claimed.
+/// The window is one of bytes as well (F36): once the bodies in it have come to so many, one event
+/// is claimed for each call that could begin.
 #[test]
-fn the_window_counts_bytes() {
+fn f36_the_window_counts_bytes() {
     for (bytes, held, room) in [(20, 1, 15), (20, 3, 5), (15, 3, 0), (1, 1, 0)] {
-        let small = RelaySettings { window_bytes: bytes, ..settings() };
+        let small = RelaySettings { window_bytes: bytes, publishes: 2, ..settings() };
         let machine = RelayMachine::new(small, START).unwrap();
         let mut relay = Played { machine, ..Played::new() };
         assert_eq!(relay.exchange().claim_bytes, bytes);
-        let tickets = relay.claimed(&[("a", held)]);
+        assert_eq!(relay.claimed(&[("a", held)]).len(), 1);
         relay.machine.handle_wakeup(relay.now);
-        if room > 0 {
-            let next = relay.exchange();
-            assert_eq!((next.claim, next.claim_bytes), (8 - held, room), "{bytes} {held}");
+        let next = relay.exchange();
+        let wanted = if room > 0 { (8 - held, room, 3) } else { (1, 1, 1) };
+        assert_eq!((next.claim, next.claim_bytes, next.claim_run), wanted, "{bytes} {held}");
+        assert_eq!(relay.claimed(&[("b", 1)]).len(), 1);
+        relay.machine.handle_wakeup(relay.now);
+        if room > 5 {
+            assert_eq!(relay.exchange().claim_bytes, room - BODY);
         } else {
-            assert_eq!(relay.machine.poll_action(), None, "{bytes} {held}");
+            assert_eq!(relay.machine.poll_action(), None, "{bytes} {held}: all slots are taken");
         }
-        let _ = tickets;
     }
+}
+
+/// F25: what does not end in time has failed, its lane is free for others, and it takes up a slot
+/// until it has ended; one that takes up all slots is stuck, and claims nothing.
+#[test]
+fn f25_what_does_not_end_in_time_has_failed() {
+    let short = RelaySettings { publishes: 2, publish_timeout: LEASE / 3, ..settings() };
+    let machine = RelayMachine::new(short, START).unwrap().batch(1);
+    let mut relay = Played { machine, ..Played::new() };
+    let _ = relay.exchange();
+    let mut hung = relay.claimed(&[("a", 2), ("b", 1), ("c", 1)]);
+    hung.extend(relay.publish());
+    assert_eq!((hung.len(), relay.machine.poll_action()), (2, None));
+    assert_eq!(relay.machine.poll_timeout(), Some(START + LEASE / 3));
+    relay.after(LEASE / 3 - MS);
+    assert_eq!((relay.machine.poll_action(), relay.machine.phase()), (None, Phase::Running));
+    relay.after(MS);
+    let leases = hung.iter().map(|ticket| ticket.lease.clone()).collect();
+    assert_eq!(relay.machine.poll_action(), Some(Action::GiveUp(leases)));
+    let status = relay.machine.status();
+    assert_eq!((status.phase, status.publishing, status.hung), (Phase::Stuck, 2, 2));
+    assert_eq!(status.counters.overdue, 2);
+    // What waits is given back too: another relay may take it.
+    let exchange = relay.exchange();
+    let settled: Vec<(&str, usize, bool)> = exchange
+        .settle
+        .iter()
+        .map(|it| (it.lease().lane.as_str(), it.confirmed(), it.ended().is_some()))
+        .collect();
+    assert_eq!(settled, [("a", 0, true), ("b", 0, true), ("c", 0, false)]);
+    assert_eq!(exchange.claim, 0);
+    relay.settled();
+    relay.machine.handle_wakeup(relay.now);
+    assert_eq!(relay.machine.poll_action(), None);
+    // One is broken off, the other ends after all; what it says counts no more.
+    relay.machine.handle_broken_off(relay.now, &hung[0].lease);
+    assert_eq!(relay.machine.phase(), Phase::Running);
+    assert!(relay.exchange().claim > 0);
+    let next = relay.claimed(&[("a", 1), ("d", 1)]);
+    assert_eq!((next.len(), relay.machine.poll_action()), (1, None), "one slot is taken up");
+    relay.confirm(&hung[1]);
+    assert_eq!(relay.publish().len(), 1);
+    assert_eq!(relay.machine.status().hung, 0);
+    assert_eq!(relay.machine.counters().confirmed, 0);
+}
+
+/// F25: an answer that comes late counts, if nobody has looked at the clock before.
+#[test]
+fn f25_a_late_answer_counts_if_it_comes_first() {
+    let (mut relay, tickets) = Played::holding(&[("a", 1)]);
+    relay.now = relay.now + TIMEOUT * 2;
+    relay.confirm(&tickets[0]);
+    assert_eq!(relay.machine.counters().overdue, 0);
+    let settle = relay.exchange().settle;
+    assert_eq!((settle[0].confirmed(), settle[0].ended()), (1, None));
+}
+
+/// F33: a lease that has run out when the store answers is counted, and nothing is published under
+/// it.
+#[test]
+fn f33_leases_too_short_for_the_store_are_counted() {
+    let mut relay = Played::new();
+    let _ = relay.exchange();
+    let leased = relay.lease("a", 1, false);
+    relay.now = relay.now + LEASE;
+    relay.exchanged(vec![leased]);
+    assert_eq!((relay.machine.counters().short, relay.machine.phase()), (1, Phase::Running));
+    assert!(matches!(relay.machine.poll_action(), Some(Action::Renew(_))));
 }
 
 /// F12: what a stop waits for it waits for no longer than its patience; then it is released, what
@@ -518,7 +648,7 @@ fn leases_are_renewed_in_time() {
     for _ in 0..3 {
         half_is_over(&mut relay);
         let renewed = Renewed { leases: vec![(lease.clone(), relay.now + LEASE)], stale: vec![] };
-        assert_eq!(relay.machine.handle_renewed(relay.now, &renewed), []);
+        relay.machine.handle_renewed(relay.now, &renewed);
     }
     // The renewal hangs.
     half_is_over(&mut relay);
@@ -530,7 +660,7 @@ fn leases_are_renewed_in_time() {
     relay.confirm(&tickets[0]);
     assert_eq!(relay.machine.poll_action(), None);
     let renewed = Renewed { leases: vec![(lease.clone(), relay.now + LEASE)], stale: vec![] };
-    assert_eq!(relay.machine.handle_renewed(relay.now, &renewed), []);
+    relay.machine.handle_renewed(relay.now, &renewed);
     assert_eq!(relay.publish().len(), 1);
 }
 
@@ -546,10 +676,10 @@ fn a_lost_lease_holds_its_lane_until_the_publish_has_ended() {
     let kept = (tickets[1].lease.clone(), relay.now + LEASE);
     let renewed = Renewed { leases: vec![kept], stale: vec![lost] };
     // What was lost is told, so that its publish can be broken off.
-    let lost = relay.machine.handle_renewed(relay.now, &renewed);
-    assert_eq!(lost, [tickets[0].lease.clone()]);
+    relay.machine.handle_renewed(relay.now, &renewed);
+    let lost = Action::BreakOff(vec![tickets[0].lease.clone()]);
+    assert_eq!(relay.machine.poll_action(), Some(lost));
     assert_eq!(relay.machine.counters().stale, 1);
-    assert!(!relay.machine.may_begin(&tickets[0]) && relay.machine.may_begin(&tickets[1]));
     assert_eq!(relay.exchange(), claims(7));
     // The lane is claimed again, and another one.
     let next = relay.claimed(&[("a", 2), ("c", 1)]);
@@ -598,36 +728,6 @@ fn what_is_tried_alone_is_alone() {
         ["b"]
     );
     assert_eq!(relay.exchange().claim, 6);
-}
-
-/// P6, F12, F15: what was handed out and has not begun is not begun under a lease that is gone, in
-/// a pause, or while the relay stops.
-#[test]
-fn what_may_still_begin() {
-    let begun = |happens: &dyn Fn(&mut Played, &[Ticket])| {
-        let (mut relay, tickets) = Played::holding(&[("a", 2), ("b", 1)]);
-        happens(&mut relay, &tickets);
-        tickets.iter().map(|ticket| relay.machine.may_begin(ticket)).collect::<Vec<_>>()
-    };
-    assert_eq!(begun(&|_, _| ()), [true, true]);
-    assert_eq!(begun(&|relay, tickets| relay.confirm(&tickets[0])), [false, true]);
-    assert_eq!(
-        begun(&|relay, tickets| relay.ends(&tickets[1], Published::Failed(Reason::new("no")))),
-        [true, false]
-    );
-    assert_eq!(begun(&|relay, tickets| relay.unavailable(&tickets[1])), [false, false]);
-    assert_eq!(begun(&|relay, _| relay.stop()), [false, false]);
-    let give_up = |relay: &mut Played| relay.machine.handle_stop(relay.now, Duration::ZERO);
-    assert_eq!(begun(&|relay, _| give_up(relay)), [false, false]);
-    // Another event of the same lease, another lease of the same lane.
-    let (relay, tickets) = Played::holding(&[("a", 2), ("b", 1)]);
-    let other_event = Ticket { message: tickets[1].message.clone(), ..tickets[0].clone() };
-    let other_token =
-        Ticket { lease: LeaseRef { token: 99, ..tickets[0].lease.clone() }, ..tickets[0].clone() };
-    let other_lane = Ticket { lease: LeaseRef { lane: name("c"), token: 1 }, ..tickets[0].clone() };
-    for other in [other_event, other_token, other_lane] {
-        assert!(!relay.machine.may_begin(&other), "{other:?}");
-    }
 }
 
 /// F12: a relay that stops gives back what waits, waits for what is under way, settles both, and
@@ -682,4 +782,24 @@ fn a_lease_that_never_ends_is_not_renewed() {
         assert_eq!(relay.machine.poll_action(), None);
         assert!(relay.machine.poll_timeout().is_some_and(|at| at > START));
     }
+}
+
+/// F25: what comes late counts, as long as the machine has not heard that it is overdue: all of a
+/// call, and of all calls that are told together.
+#[test]
+fn f25_all_that_comes_late_together_counts() {
+    let (mut relay, tickets) = Played::holding(&[("a", 1), ("b", 1), ("c", 1)]);
+    relay.now = relay.now + TIMEOUT;
+    tickets.iter().take(2).for_each(|ticket| relay.confirm(ticket));
+    relay.after(Duration::ZERO);
+    assert_eq!((relay.machine.counters().overdue, relay.machine.status().publishing), (1, 1));
+    relay.confirm(&tickets[2]);
+    assert_eq!(relay.machine.status().publishing, 0);
+    let settled: Vec<usize> = match relay.machine.poll_action() {
+        Some(Action::GiveUp(leases)) if leases == [tickets[2].lease.clone()] => {
+            relay.exchange().settle.iter().map(Settlement::confirmed).collect()
+        }
+        other => panic!("nothing is overdue: {other:?}"),
+    };
+    assert_eq!(settled, [1, 1, 0]);
 }

@@ -10,6 +10,7 @@ mod codec;
 mod delivery;
 mod driver;
 mod fingerprint;
+mod flows;
 mod limits;
 mod machine;
 mod operators;

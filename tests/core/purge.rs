@@ -124,7 +124,7 @@ fn requests_and_orders() {
         Record::Request(key(), RequestRow { fingerprint, registered_at: ms(0), placed })
     };
     let placed = PlacedOrder { order: name("o"), events: vec![name("e")], at: AT };
-    goes(&[request(Some(placed))], &[]);
+    goes(&[request(Some(placed.clone()))], &[]);
     stays(&[request(None)]);
 
     let order = OrderRow { request: key(), committed_at: AT, body: text("order") };
@@ -132,6 +132,8 @@ fn requests_and_orders() {
     goes(std::slice::from_ref(&order), &[]);
     let kept = Retention { orders: None, ..Retention::default() }.checked(&hasty()).unwrap();
     assert_eq!(purged(Table::Orders, &[order], &kept), []);
+    // A key is kept for as long as its order (F53).
+    assert_eq!(purged(Table::Requests, &[request(Some(placed))], &kept), []);
 }
 
 #[test]

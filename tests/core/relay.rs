@@ -56,6 +56,7 @@ struct World {
     committed: usize,
     transaction: Option<(Action, Millis)>,
     publishing: Vec<Ticket>,
+    hung: Vec<Ticket>,
 }
 
 impl World {
@@ -69,6 +70,7 @@ impl World {
             committed: 0,
             transaction: None,
             publishing: Vec::new(),
+            hung: Vec::new(),
         }
     }
 
@@ -89,6 +91,14 @@ impl World {
                 }
                 Action::Publish(tickets) => {
                     tickets.into_iter().for_each(|ticket| self.start(ticket));
+                }
+                // Like a thread, which cannot break it off.
+                Action::BreakOff(_) => {}
+                Action::GiveUp(leases) => {
+                    let of_those = |ticket: &mut Ticket| leases.contains(&ticket.lease);
+                    let before = self.hung.len();
+                    self.hung.extend(self.publishing.extract_if(.., of_those));
+                    assert_eq!(self.hung.len() - before, leases.len(), "F25: what is under way");
                 }
             }
         }
@@ -129,19 +139,25 @@ impl World {
             Action::Renew(renew) if takes => {
                 let renewed = self.store.run(renew, began).unwrap();
                 if answered {
-                    let _lost = self.machine.handle_renewed(self.now, &renewed);
-                    return;
+                    return self.machine.handle_renewed(self.now, &renewed);
                 }
             }
             Action::Exchange(_) | Action::Renew(_) => {}
-            Action::Publish(_) => unreachable!("it is no transaction"),
+            Action::Publish(_) | Action::BreakOff(_) | Action::GiveUp(_) => {
+                unreachable!("it is no transaction")
+            }
         }
         self.machine.handle_store_failed(self.now, Reason::new("away"));
     }
 
     fn finish_publish(&mut self, at: u8, answer: Option<Published>) {
-        if !self.publishing.is_empty() {
-            let ticket = self.publishing.remove(usize::from(at) % self.publishing.len());
+        let (publishing, hung) = (self.publishing.len(), self.hung.len());
+        if publishing + hung > 0 {
+            let at = usize::from(at) % (publishing + hung);
+            let ticket = match at.checked_sub(publishing) {
+                None => self.publishing.remove(at),
+                Some(at) => self.hung.remove(at),
+            };
             match answer {
                 Some(answer) => self.machine.handle_published(self.now, &ticket, answer),
                 None => self.machine.handle_published(self.now, &ticket, Published::Abandoned),

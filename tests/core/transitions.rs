@@ -177,6 +177,17 @@ fn commit_order() {
     is_committed(decide(one_event.clone(), &[]), expected);
     // That is what it assumes.
     assert_eq!(one_event.assume(NOW), decide(one_event.clone(), &[]).ok());
+    let own = one_event.clone().event(draft().ordering_key(name("o"))).unwrap();
+    assert_eq!(own.assume(NOW), decide(own.clone(), &[]).ok());
+    // But nothing where a row is there as a rule, which it would only meet.
+    let others = own.clone().event(draft().ordering_key(name("customer-7"))).unwrap();
+    let registered = one_event.clone().registered();
+    let longer = registered.clone().event(draft()).unwrap();
+    assert_eq!(
+        [others, registered.clone(), longer].map(|order| order.assume(NOW)),
+        [const { None }; 3]
+    );
+    assert_eq!(decide(registered, &[]), decide(one_event.clone(), &[]));
 
     // It keeps the time at which it was registered.
     let mut expected = written();

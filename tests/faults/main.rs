@@ -16,3 +16,4 @@ mod operators;
 mod relays;
 mod requests;
 mod table;
+mod upkeep;

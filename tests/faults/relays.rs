@@ -5,11 +5,11 @@ use core::time::Duration;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use twobox::relay::{Action, Published, Publisher, Relay, RelayMachine, Ticket};
+use twobox::relay::{Action, Published, Publisher, Relay, RelayMachine, RelaySettings, Ticket};
 use twobox::store::{NoCall, drive};
 use twobox::{
     Checked, Claim, DeliveryPolicy, EventId, InProcess, Inbox, Load, Message, Millis, OrderingKey,
-    Reason, Receipt, Renew, Settle, Stale, WhenDead,
+    Reason, Receipt, Renew, Settle, Stale, Store, WhenDead,
 };
 
 use crate::support::{
@@ -154,7 +154,8 @@ fn f02_a_consumer_that_asks_for_order_gets_it() {
 fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
     on_each_store!(|store: S| {
         place(store, "a", (0..10).map(|_| draft("t", "k")), at(0));
-        let mut machine = RelayMachine::new(settings("slow"), at(0)).unwrap();
+        let slow = RelaySettings { publish_timeout: Duration::from_secs(60), ..settings("slow") };
+        let mut machine = RelayMachine::new(slow, at(0)).unwrap();
         let policy = machine.settings().policy.clone();
         let (mut now, mut renewals, mut published) = (at(0), 0, Vec::new());
         // What is being published, and when that will have ended.
@@ -174,12 +175,15 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
                         "renewed before it ran out"
                     );
                     let renewed = store.run(renew, now).unwrap();
-                    assert_eq!(machine.handle_renewed(now, &renewed), [], "none is lost");
+                    machine.handle_renewed(now, &renewed);
                 }
                 Some(Action::Publish(tickets)) => {
                     let [ticket] = <[Ticket; 1]>::try_from(tickets).unwrap();
                     assert!(under_way.is_none(), "one at a time");
                     under_way = Some((ticket, now + Duration::from_secs(10)));
+                }
+                other @ Some(Action::BreakOff(_) | Action::GiveUp(_)) => {
+                    panic!("nothing is lost or overdue: {other:?}")
                 }
                 None if pending(store) == 0 => break,
                 None => {
@@ -287,10 +291,8 @@ fn f04_an_event_that_kills_the_process_is_dead_and_no_other() {
             let policy = policy.checked().unwrap();
             let (mut now, mut deaths) = (at(0), 0);
             for life in 0..200 {
-                let settings = twobox::relay::RelaySettings {
-                    policy: policy.clone(),
-                    ..settings(&format!("relay-{life}"))
-                };
+                let settings =
+                    RelaySettings { policy: policy.clone(), ..settings(&format!("relay-{life}")) };
                 let killed = Cell::new(false);
                 let publisher =
                     Killer { killer: &killer, killed: &killed, delivered: &mut delivered };
@@ -743,5 +745,87 @@ fn f20_a_lost_confirmation_is_delivered_again_and_applied_once() {
         let receipts: Vec<Receipt> =
             (0..3).map(|n| inbox.receive(&arrived, at(n), echo::<S>).unwrap()).collect();
         assert_eq!(receipts, [Receipt::Applied, Receipt::Duplicate, Receipt::Duplicate]);
+    });
+}
+
+/// A publisher that panics, in a program that catches that and goes on with the relay.
+#[test]
+fn f34_a_panic_that_is_caught_is_a_failure() {
+    on_each_store!(|store: S| {
+        place(store, "a", [draft("t", "k"), draft("t", "l")], at(0));
+        let mut panics = true;
+        let mut script = Script::new(|_, _| {
+            assert!(!std::mem::take(&mut panics), "this is part of the test");
+            Published::Confirmed
+        });
+        let mut relay = Relay::new(store, &mut script, settings("relay"), at(0)).unwrap();
+        let step = std::panic::AssertUnwindSafe(|| relay.run_until_idle(at(0)));
+        assert!(std::panic::catch_unwind(step).is_err());
+        let status = relay.machine().status();
+        assert_eq!((status.publishing, status.hung), (0, 0), "F34: nothing is pinned");
+        run_until(&mut relay, at(1), at(600_000));
+        let counters = relay.machine().counters();
+        assert_eq!((counters.failed, counters.confirmed, counters.stale), (2, 2, 0));
+        assert_eq!(states(store), [("confirmed", 2)]);
+    });
+}
+
+/// So many relays with four slots each, 256 events that take 50 ms each to publish, in simulated
+/// time: when the last one is confirmed.
+fn all_confirmed_after<S: Store>(store: &S, relays: usize) -> u64 {
+    for n in 0..256 {
+        place(store, &format!("o{n}"), [draft("t", &format!("k{n}"))], at(0));
+    }
+    let machine = |n| {
+        let four = RelaySettings { publishes: 4, ..settings(&format!("relay-{n}")) };
+        RelayMachine::new(four, at(0)).unwrap().batch(1)
+    };
+    let mut relays: Vec<(RelayMachine, Vec<(Ticket, Millis)>)> =
+        (0..relays).map(|n| (machine(n), Vec::new())).collect();
+    let mut now = at(0);
+    loop {
+        for (machine, under_way) in &mut relays {
+            for (ticket, _) in under_way.extract_if(.., |(_, ends)| *ends <= now) {
+                machine.handle_published(now, &ticket, Published::Confirmed);
+            }
+            machine.handle_timeout(now);
+            while let Some(action) = machine.poll_action() {
+                match action {
+                    Action::Exchange(exchange) => {
+                        let flow = exchange.flow(machine.settings(), machine.now(), false);
+                        let exchanged = drive(store, flow, &mut NoCall).unwrap();
+                        machine.handle_exchanged(now, exchanged);
+                    }
+                    Action::Publish(tickets) => {
+                        let ends = now + Duration::from_millis(50);
+                        under_way.extend(tickets.into_iter().map(|ticket| (ticket, ends)));
+                    }
+                    Action::Renew(_) | Action::BreakOff(_) | Action::GiveUp(_) => {
+                        unreachable!("all is published long before a lease is half over")
+                    }
+                }
+            }
+        }
+        let confirmed: u64 = relays.iter().map(|it| it.0.counters().confirmed).sum();
+        if confirmed == 256 {
+            return now.since(at(0)).as_millis().try_into().unwrap();
+        }
+        let ends = relays.iter().flat_map(|it| &it.1).map(|(_, ends)| *ends);
+        let polls = relays.iter().filter_map(|it| it.0.poll_timeout());
+        now = ends.chain(polls).min().unwrap();
+    }
+}
+
+/// A relay takes what it publishes soon, and leaves the rest to others: with more relays, the same
+/// is done sooner.
+#[test]
+fn f35_relays_share_the_work() {
+    on_each_store!(|store: S| {
+        let _one_for_each_count = store;
+        for (relays, most) in [(1, 3_200), (2, 1_700), (4, 1_000), (8, 600)] {
+            let took = all_confirmed_after(S::fresh(), relays);
+            println!("{relays} relays: {took} ms");
+            assert!(took <= most, "F35: {relays} relays take {took} ms");
+        }
     });
 }

@@ -1,9 +1,13 @@
 //! What went wrong with requests: keys that stick, keys that others share, fingerprints that change
-//! (F21, F23, F24).
+//! (F21, F23, F24, F51, F53).
+
+use core::num::NonZeroU16;
+use core::time::Duration;
 
 use twobox::{
-    CommitOrder, CommitRefused, Fingerprint, OrderId, ParametersDiffer, Register, Registered,
-    Request, RunError, Store, Table,
+    Cancel, Checked, CommitOrder, CommitRefused, Draft, Fingerprint, Invalid, Load, OrderId,
+    ParametersDiffer, Reason, Register, Registered, Request, Retention, RunError, Store, Table,
+    purge_all,
 };
 
 use crate::support::{Flaky, StoreFault, at, body, draft, dump, name, place};
@@ -157,6 +161,110 @@ fn f23_a_retry_is_known_by_what_it_says_and_not_by_how() {
     let mut reversed = fields;
     reversed.reverse();
     assert_eq!(Fingerprint::of(fields), Fingerprint::of(reversed));
+}
+
+fn of_number(number: &str) -> Result<Fingerprint, Invalid> {
+    Fingerprint::of_json(format!("{{\"n\":[{number}]}}").as_bytes())
+}
+
+/// Numbers that differ are two requests, or refused with their place: never one, although the
+/// canonical form knows doubles only. What a double holds as it is written is one number, however
+/// it is spelt (P1).
+#[test]
+fn f51_numbers_that_differ_are_never_one() {
+    let pairs = [
+        ["1.000000000000000001", "1.000000000000000002"],
+        ["9007199254740993.0", "9007199254740992.0"],
+        ["9007199254740993e0", "9007199254740992e0"],
+        ["900719925474099.3e1", "900719925474099.2e1"],
+        ["0.1", "0.10000000000000000001"],
+        ["-0.1", "-0.10000000000000000001"],
+        ["0.30000000000000004", "0.3000000000000000444"],
+        // Too small for a double, so they would be zero.
+        ["1e-400", "2e-400"],
+        ["1e-400", "0"],
+        ["1e-99999999999999999999", "0"],
+        ["-1e-400", "0"],
+        ["4e-324", "5e-324"],
+        // The largest double, and what is rounded to it.
+        ["1.7976931348623157e308", "1.79769313486231571e308"],
+        ["123456789012345678e1", "123456789012345679e1"],
+    ];
+    for [a, b] in pairs {
+        match (of_number(a), of_number(b)) {
+            (Ok(a), Ok(b)) => panic!("both are taken: {} {}", a.summary(), b.summary()),
+            (a, b) => assert!(a.is_ok() || b.is_ok() || a != b, "one error for two numbers"),
+        }
+    }
+    for [a, b] in [["0.1", "0.2"], ["9007199254740992", "-9007199254740992"], ["1e-5", "1e5"]] {
+        assert_ne!(of_number(a).unwrap(), of_number(b).unwrap());
+    }
+    on_each_store!(|store: S| {
+        let same: &[&[&str]] = &[
+            &["1", "1.0", "1e0", "10e-1", "0.1e1", "1.000000000000000000000000000"],
+            &["0", "-0", "0.000", "0e99999999999999999999", "-0e-400"],
+            &["9007199254740992", "9007199254740992.0", "9007199254740.992e3"],
+            &["5e-324", "0.5E-323", "50e-325"],
+            &["123456789.125", "123456789125e-3"],
+        ];
+        for (n, spellings) in same.iter().enumerate() {
+            for (nth, spelling) in spellings.iter().enumerate() {
+                let fingerprint = of_number(spelling).expect(spelling);
+                let request = Request::new("s", format!("r-{n}"), fingerprint).unwrap();
+                let registered = store.run(Register::new(&request), at(0)).unwrap();
+                let expected = if nth == 0 { Registered::New } else { Registered::Open };
+                assert_eq!(registered, expected, "{spelling}");
+            }
+        }
+    });
+    // The place is that of the number, not of the like of it in a string or before it.
+    let document = "{\"é1.000000000000000001\": 1.5,\n  \"n\": 1.000000000000000001}";
+    let Err(Invalid::Inexact { number, line, column, .. }) =
+        Fingerprint::of_json(document.as_bytes())
+    else {
+        panic!("it must be refused")
+    };
+    assert_eq!((&*number, line, column), ("1.000000000000000001", 2, 8));
+}
+
+/// A retry is known for as long as the order that it would place again, also when each try makes an
+/// order id of its own (P1, P7).
+#[test]
+fn f53_a_key_is_known_for_as_long_as_its_order() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    on_each_store!(|store: S| {
+        for (n, days) in [None, Some(60), Some(30)].into_iter().enumerate() {
+            let kept = Retention { orders: days.map(|days| DAY * days), ..Retention::default() };
+            let kept = kept.checked(&Checked::default()).unwrap();
+            let request = Request::of("s", format!("r-{n}"), [("a", "1")]).unwrap();
+            let mut tries = 0;
+            let mut commit = |now| {
+                tries += 1;
+                let order = name::<OrderId>(&format!("order-{n}-{tries}"));
+                let event = Draft::new("t", body("t")).unwrap();
+                store.run(CommitOrder::new(&request, order, body(""), [event]).unwrap(), now)
+            };
+            let begun = at(0) + DAY * 1000 * n as u32;
+            let first = commit(begun).unwrap();
+            assert!(!first.repeated);
+            // What is pending would keep them (F47).
+            let cancel = Cancel::new(first.placed.events.clone(), Reason::new("no more")).unwrap();
+            assert_eq!(store.run(cancel, begun).unwrap().done.len(), 1);
+            for day in [29, 30, 31, 59, 60, 61, 900] {
+                let now = begun + DAY * day + Duration::from_millis(1);
+                let _ = purge_all(store, &kept, NonZeroU16::MAX, now).unwrap();
+                if days.is_some_and(|days| day >= days) {
+                    // Both are gone, and only then it is a new intention.
+                    assert_eq!(store.view().unwrap().request(&request.key).unwrap(), None);
+                    assert_eq!(store.view().unwrap().order(&first.placed.order).unwrap(), None);
+                    continue;
+                }
+                let again = commit(now).unwrap();
+                assert!(again.repeated, "placed again on day {day}, orders are kept {days:?}");
+                assert_eq!(again.placed, first.placed);
+            }
+        }
+    });
 }
 
 /// The same id of two callers is two requests: each has its own parameters, its own order and its

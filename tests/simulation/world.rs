@@ -412,8 +412,7 @@ impl<'a, S: Store + 'static> World<'a, S> {
             }
             Heard::Renewed(renewed) => {
                 self.told.renewals += renewed.leases.len() as u32;
-                // What is under way under a lease that is lost arrives all the same.
-                let _lost = machine.conclude_renewal(clock, Ok(renewed));
+                machine.conclude_renewal(clock, Ok(renewed));
             }
             Heard::Published(ticket, answer) => machine.handle_published(clock, &ticket, answer),
         }
@@ -457,6 +456,12 @@ impl<'a, S: Store + 'static> World<'a, S> {
                     self.at(answered, Happening::Relay(relay, life, Heard::Renewed(renewed)));
                 }
                 Action::Publish(tickets) => self.publish(relay, life, tickets),
+                // What is under way under a lease that is lost arrives all the same, and so does
+                // what is overdue.
+                Action::BreakOff(_) => {}
+                Action::GiveUp(leases) => {
+                    leases.iter().for_each(|lease| machine.handle_broken_off(clock, lease));
+                }
             }
         }
         panic!("relay {relay} is busy without end");

@@ -1,9 +1,12 @@
-//! The kit with which the author of a twobox adapter proves that it is right.
+//! The kit with which the author of a twobox adapter proves that it is correct.
 //!
 //! What a store must do is said on the traits in [`twobox::store`]. This kit checks it:
 //!
-//! - **contract tests**: guards, revisions, commit and rollback, the answer to every query compared
-//!   with a naive model, any bytes in bodies, texts that look alike, numbers at their limits;
+//! - **contract tests**: guards, revisions, commit and rollback; the answer to every query compared
+//!   with a naive model, after every change of state, in whichever way it is written; a store's own
+//!   `run`, `write` and `transact`; views and writers at the same time; panics; answers, batches,
+//!   keys and bodies of any size; any bytes, texts that look alike, numbers at their limits, and
+//!   each column with a value of its own;
 //! - **scenarios**: what happens in an order shop, as [data](scenario), with the outcome of each
 //!   step;
 //! - **the fault matrix**: each scenario with each kind of [`Fault`] at each point where it can
@@ -30,7 +33,8 @@
 //!         Self(MemoryStore::new())
 //!     }
 //!
-//!     // A crash loses what was not committed, and nothing else. For a store in a file: drop the store and open the file again.
+//!     // A crash loses what was not committed, and nothing else. For a store in a file: copy the
+//!     // file while it is open, and open the copy.
 //!     fn crash(self) -> Self {
 //!         Self(self.0.crash())
 //!     }
@@ -58,17 +62,18 @@
 //!
 //! # When a check fails
 //!
-//! A failure names the scenario, whether sender and receiver shared a store, which fault struck at
+//! A failure of a contract test names the query, the row, and what is wrong with it, and of one with
+//! changes at random also the last steps. A failure of a scenario names the scenario, whether sender and receiver shared a store, which fault struck at
 //! which point, the step, and the promise or the outcome that does not hold. Points are numbered as
 //! they are reached: at the beginning of a command, and before each load, apply, commit and
 //! publish. They are the same for every store.
 //!
 //! # What it cannot see
 //!
-//! A crash is what [`Harness::crash`] makes of it. If it closes a file and opens it again, nothing
-//! is said about a loss of power, which needs a storage that forgets what was not flushed.
-//! Transactions run one after another here, so a test of races between threads or processes is left
-//! to the adapter.
+//! A crash is what [`Harness::crash`] makes of it. A copy of a file shows what was written, and not
+//! what was flushed: a loss of power needs a storage that forgets. Two threads write at once in one
+//! test, in an order that is given; a test of other races, and of several processes, is left to the
+//! adapter. So is damage, unless the harness can make it: see [`Damage`] and [`suite_damage!`].
 
 pub mod asynchronous;
 mod chance;
@@ -78,6 +83,7 @@ mod fault;
 mod faulty;
 mod harness;
 pub mod matrix;
+mod own;
 mod reference;
 mod run;
 pub mod scenario;
@@ -91,10 +97,10 @@ pub use failure::Failure;
 pub use fault::{
     ApplyFault, BeginFault, CommitFault, Fault, LoadFault, Point, PublishFault, Site, WaitFault,
 };
-pub use harness::{ErrorOf, Harness, Subject, TxOf};
+pub use harness::{Damage, ErrorOf, Harness, Subject, TxOf};
 pub use reference::Reference;
 pub use scenario::Scenario;
-pub use suite::failures;
+pub use suite::{check, failures};
 pub use world::Layout;
 
 /// The README, whose example is a test.

@@ -25,15 +25,27 @@ pub struct Tally {
     pub known: usize,
 }
 
-/// Runs a scenario without faults, with one store and with two, and checks each outcome.
+/// Runs a scenario without faults, with one store and with two, and checks each outcome: through
+/// begin, load, apply and commit, and through the store's own `run`, `write` and `transact`.
 ///
 /// # Errors
 ///
 /// The first outcome or promise that does not hold.
 pub fn scenario<H: Subject>(scenario: &Scenario) -> Result<(), Failure> {
     for layout in Layout::ALL {
-        Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::From(0) }
-            .finish::<H>()?;
+        let run = Run { scenario, layout, faults: &[], then: Then::GoOn, look: Look::From(0) };
+        let right = run.finish::<H>()?;
+        let own = run.finish_on::<H::Own>();
+        let own = own.map_err(|failure| failure.at("through the store's own run and transact"))?;
+        ensure(own.dumps == right.dumps, || {
+            let place = run.place(scenario.steps.len());
+            let (found, right) = (shown(&own.dumps, |dump| dump), shown(&right.dumps, |dump| dump));
+            format!(
+                "{place} the tables must be the same through the store's own run, write and \
+                 transact as through begin, load, apply and commit.\nBy the latter:\n{right}\nBy \
+                 its own:\n{found}"
+            )
+        })?;
     }
     Ok(())
 }

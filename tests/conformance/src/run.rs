@@ -13,6 +13,7 @@ use crate::failure::{Failure, ensure};
 use crate::fault::{Fault, Plan, Point, Site};
 use crate::harness::Subject;
 use crate::scenario::{Command, Scenario};
+use crate::side::Side;
 use crate::world::{Interrupt, Layout, Outcome, World, applies};
 
 /// What a program does after a fault that it has survived.
@@ -80,10 +81,17 @@ impl Run<'_> {
     /// the run; then there is no end.
     pub(crate) fn run<H: Subject>(
         &self,
-        mut watch: impl FnMut(Moment, &World<'_, H::Side>) -> Result<ControlFlow<()>, Failure>,
+        watch: impl FnMut(Moment, &World<'_, H::Side>) -> Result<ControlFlow<()>, Failure>,
+    ) -> Result<Option<End>, Failure> {
+        self.run_on::<H::Side>(watch)
+    }
+
+    fn run_on<S: Side>(
+        &self,
+        mut watch: impl FnMut(Moment, &World<'_, S>) -> Result<ControlFlow<()>, Failure>,
     ) -> Result<Option<End>, Failure> {
         let steps = self.scenario.steps;
-        let mut world = World::<H::Side>::new(self.scenario, self.layout, Plan::new(self.faults));
+        let mut world = World::<S>::new(self.scenario, self.layout, Plan::new(self.faults));
         let purges = steps.iter().any(|step| step.command == Command::Purge);
         let mut witness = Witness { purges, ..Witness::default() };
         let mut outcomes = BTreeMap::new();
@@ -91,7 +99,7 @@ impl Run<'_> {
         while let Some(step) = steps.get(at) {
             let this = at;
             let place = |failure: Failure| failure.at(self.place(this));
-            if !applies::<H::Side>(step.command) {
+            if !applies::<S>(step.command) {
                 at += 1;
                 continue;
             }
@@ -153,7 +161,12 @@ impl Run<'_> {
 
     /// Runs to the end.
     pub(crate) fn finish<H: Subject>(&self) -> Result<End, Failure> {
-        self.run::<H>(|_, _| Ok(ControlFlow::Continue(())))?
+        self.finish_on::<H::Side>()
+    }
+
+    /// Runs to the end with a store as somebody sees it.
+    pub(crate) fn finish_on<S: Side>(&self) -> Result<End, Failure> {
+        self.run_on::<S>(|_, _| Ok(ControlFlow::Continue(())))?
             .ok_or_else(|| Failure::new("the run has no end"))
     }
 
@@ -167,9 +180,9 @@ impl Run<'_> {
         });
         format!(
             "only {struck} of {all} faults have struck: {next}this run came to {reached} points, \
-             and an earlier one with the same steps to others. The same calls must come to the same \
-             each time: look for a store that reports conflicts or errors of its own accord, for an \
-             answer that depends on the time or on chance, or for stores that share a file"
+             and an earlier one with the same steps to others. The same calls must come to the \
+             same each time: look for a store that reports conflicts or errors of its own accord, \
+             for an answer that depends on the time or on chance, or for stores that share a file"
         )
     }
 

@@ -294,6 +294,7 @@ const FIRST_OF_LANE: Purchase = Purchase { lane: Some("customer-7"), ..NOTEBOOK 
 const SECOND_OF_LANE: Purchase = Purchase { lane: Some("customer-7"), ..PENCILS };
 const OTHER_LANE: Purchase =
     Purchase { request: "req-003", item: "eraser", quantity: 1, ..NOTEBOOK };
+const THIRD_OF_LANE: Purchase = Purchase { lane: Some("customer-7"), ..OTHER_LANE };
 
 const CREATED_1: EventRef = EventRef { event_type: "order.created", request: "req-001" };
 const CREATED_2: EventRef = EventRef { event_type: "order.created", request: "req-002" };
@@ -492,6 +493,21 @@ define! {
         step(ReadOwnRow("stock/notebook"), "38"),
         step(Count, "requests=1 orders=1 pending=1 inbox=0 effects=0"),
         step(Drain(A), "at rest, 1 confirmed"),
+    ]
+
+    ordered_again: "A lane is delivered to its end, and more is ordered in it, twice. What was confirmed is not published again (P3, P4)." {} [
+        step(Commit(FIRST_OF_LANE), "committed order:req-001 with order-created:req-001"),
+        step(Drain(A), "at rest, 1 confirmed"),
+        step(Commit(SECOND_OF_LANE), "committed order:req-002 with order-created:req-002"),
+        step(Claim(A), "claimed order-created:req-002"),
+        step(Publish(A, Broker::Takes), "order-created:req-002 applied by loyalty"),
+        step(Settle(A), "1 confirmed"),
+        step(Commit(THIRD_OF_LANE), "committed order:req-003 with order-created:req-003"),
+        step(Claim(A), "claimed order-created:req-003"),
+        step(Publish(A, Broker::Takes), "order-created:req-003 applied by loyalty"),
+        step(Settle(A), "1 confirmed"),
+        step(Drain(A), "at rest"),
+        step(Count, "requests=3 orders=3 pending=0 inbox=3 effects=3"),
     ]
 
     stale_holder: "A relay publishes for longer than its lease lasts, and another relay takes over. The first is refused when it settles, and told so; the second settles (P6, F3)." {} [
@@ -738,7 +754,7 @@ macro_rules! each_scenario {
         $callback! {
             { $($given)* }
             buy_once retry_request other_parameters two_orders two_events answer_lost delivery_lost confirmation_lost
-            consumption_fails two_consumers other_content own_rows stale_holder lease_renewed dead_blocks dead_lets_go_on
+            consumption_fails two_consumers other_content own_rows ordered_again stale_holder lease_renewed dead_blocks dead_lets_go_on
             rejected redriven discarded cancelled outage one_transaction kills_the_relay deferred poisoned in_order clock_steps_back
             redriven_elsewhere call call_unknown purge
         }

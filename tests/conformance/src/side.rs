@@ -10,9 +10,9 @@ use twobox::flow::{ExchangeFlow, Exchanged};
 use twobox::store::{NoCall, drive};
 use twobox::{
     Body, Checked, Claim, CommitOrder, Committed, Consumer, Dump, Handled, Inbox, Load, Message,
-    Millis, Operated, Query, Reader, Receipt, Receive, Received, RedriveWindow, Register,
-    Registered, Request, Retention, RunError, Settle, Store, StoreError, Stored, Table, Transition,
-    purge_all, redrive_all,
+    Millis, Operated, Query, Receipt, Receive, Received, RedriveWindow, Register, Registered,
+    Request, Retention, RunError, Settle, Store, StoreError, Stored, Table, Transition, purge_all,
+    redrive_all,
 };
 
 use crate::failure::Failure;
@@ -242,21 +242,36 @@ impl<H: Harness> Side for Faulty<H> {
     }
 
     fn dump(&self) -> Result<Dump, Failure> {
-        let mut view = self.inner().view().map_err(Failure::store)?;
-        Dump::of(&mut view).map_err(Failure::store)
+        dump(self.inner())
     }
 
     fn stored(&self) -> Result<Vec<Stored>, Failure> {
-        let mut view = self.inner().view().map_err(Failure::store)?;
-        let mut rows = Vec::new();
-        for walk in walks() {
-            rows.extend(view.load(&walk).map_err(Failure::load(&walk))?.rows);
-        }
-        Ok(rows)
+        stored(self.inner())
     }
 
     fn own_row(&self, key: &str) -> Result<Option<String>, Failure> {
-        let mut tx = self.inner().begin().map_err(Failure::store)?;
-        H::own_row(&mut tx, key).map_err(Failure::store)
+        own_row(&self.harness, key)
     }
+}
+
+/// All rows that are committed in a store.
+pub(crate) fn dump<S: Store>(store: &S) -> Result<Dump, Failure> {
+    let mut view = store.view().map_err(Failure::store)?;
+    Dump::of(&mut view).map_err(|error| Failure::store(error).at("all rows of each table"))
+}
+
+/// The same with their revisions.
+pub(crate) fn stored<S: Store>(store: &S) -> Result<Vec<Stored>, Failure> {
+    let mut view = store.view().map_err(Failure::store)?;
+    let mut rows = Vec::new();
+    for walk in walks() {
+        rows.extend(view.load(&walk).map_err(Failure::load(&walk))?.rows);
+    }
+    Ok(rows)
+}
+
+/// A row of the user's own.
+pub(crate) fn own_row<H: Harness>(harness: &H, key: &str) -> Result<Option<String>, Failure> {
+    let mut tx = harness.store().begin().map_err(Failure::store)?;
+    H::own_row(&mut tx, key).map_err(Failure::store)
 }

@@ -6,24 +6,51 @@ use crate::failure::Failure;
 use crate::harness::Harness;
 use crate::{matrix, scenario};
 
+/// A check by its name, as it stands before the name of a test: `contract::...`, `scenarios::...`.
+type Check = (String, fn() -> Result<(), Failure>);
+
+/// The contract tests, and all scenarios without faults.
+fn checks<H: Harness>() -> Vec<Check> {
+    let mut checks: Vec<Check> = Vec::new();
+    macro_rules! contracts {
+        ({ $given:ident } $($name:ident)*) => {
+            $(checks.push((
+                concat!("contract::", stringify!($name)).to_string(),
+                crate::contract::$name::<H>,
+            ));)*
+        };
+    }
+    macro_rules! scenarios {
+        ({ $given:ident } $($name:ident)*) => {
+            $(checks.push((
+                concat!("scenarios::", stringify!($name)).to_string(),
+                || matrix::scenario::<H>(&scenario::$name),
+            ));)*
+        };
+    }
+    crate::each_contract!(contracts, H);
+    crate::each_scenario!(scenarios, H);
+    checks
+}
+
 /// Runs the contract tests and all scenarios without faults, and says which fail. This is for tests
 /// of the kit itself, which give it stores that are wrong. A store that panics fails as well.
 #[must_use]
 pub fn failures<H: Harness>() -> Vec<(String, Failure)> {
-    let mut failures = Vec::new();
-    let mut check = |name: String, check: &dyn Fn() -> Result<(), Failure>| {
-        failures.extend(caught(check).err().map(|failure| (name, failure)));
-    };
-    macro_rules! contracts {
-        ({ $given:ident } $($name:ident)*) => {
-            $(check(concat!("contract::", stringify!($name)).to_string(), &crate::contract::$name::<H>);)*
-        };
+    let run = |(name, check): Check| Some((name, caught(check).err()?));
+    checks::<H>().into_iter().filter_map(run).collect()
+}
+
+/// Runs one of these checks.
+///
+/// # Errors
+///
+/// What it finds; or that there is no such check.
+pub fn check<H: Harness>(name: &str) -> Result<(), Failure> {
+    match checks::<H>().into_iter().find(|(this, _)| this == name) {
+        Some((_, check)) => caught(check),
+        None => Err(Failure::new(format_args!("there is no check {name}"))),
     }
-    crate::each_contract!(contracts, H);
-    for one in scenario::ALL {
-        check(format!("scenarios::{}", one.name), &|| matrix::scenario::<H>(one));
-    }
-    failures
 }
 
 /// What a check comes to; a panic in it is a failure.
@@ -39,7 +66,8 @@ fn caught(check: impl Fn() -> Result<(), Failure>) -> Result<(), Failure> {
 /// Makes the tests for a [`Harness`](crate::Harness), each with a name of its own:
 ///
 /// - `contract::*`: what the core's traits ask of a store;
-/// - `scenarios::*`: each scenario without faults, with one store and with two;
+/// - `scenarios::*`: each scenario without faults, with one store and with two, also through the
+///   store's own `run`, `write` and `transact`;
 /// - `faults::*`: each scenario with each kind of fault at each point (P8);
 /// - `pairs::*`: the same with all pairs of two faults, or with each n-th if `pairs: n` is given,
 ///   for stores that are slow to open;
@@ -66,6 +94,25 @@ macro_rules! suite {
             $crate::each_contract!($crate::__contract_tests, $harness);
         }
         $crate::__scenario_suite!($harness, $($rest)*);
+    };
+}
+
+/// Makes the tests for a harness with [`Damage`](crate::Damage), in `damage::*`: a row that cannot
+/// be read is an error, and another format is refused.
+///
+/// ```ignore
+/// twobox_conformance::suite_damage!(MyHarness);
+/// ```
+#[macro_export]
+macro_rules! suite_damage {
+    ($harness:ty) => {
+        mod damage {
+            use super::*;
+            $crate::__contract_tests! {
+                { $harness }
+                a_damaged_row_is_an_error another_format_is_refused
+            }
+        }
     };
 }
 

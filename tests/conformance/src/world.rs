@@ -695,7 +695,7 @@ fn stale_text(stale: &StaleLease) -> String {
         Stale::TakenOver { owner, token } => {
             format!("stale: {owner} has taken the lane since, with token {token} after {before}")
         }
-        why @ (Stale::Ended | Stale::NoLane) => format!("stale: {why}"),
+        why @ (Stale::Ended | Stale::NoLane | Stale::Lost | _) => format!("stale: {why}"),
     }
 }
 

@@ -22,6 +22,8 @@ pub struct Driven {
     transaction: Option<Action>,
     /// By lane.
     publishing: BTreeMap<String, Ticket>,
+    /// Publishes that the machine waits for no longer, by lane and token.
+    hung: BTreeMap<(String, u64), Ticket>,
     /// It asked for a second transaction at once, or for a second publish in a lane (P4).
     broken: bool,
 }
@@ -46,8 +48,11 @@ pub enum Input {
     Transaction(Commit),
     /// The publish that is under way in a lane ends.
     Published(String, Answer),
-    /// The publish in a lane was handed out, and did not begin.
-    NotBegun(String),
+    /// The publish in a lane was handed out, and was dropped before it began.
+    Dropped(String),
+    /// What the machine waits for no longer is broken off, or ends after all: whether it has
+    /// arrived.
+    BrokenOff(String, u64, bool),
     /// It hears the time.
     Timeout,
     /// It hears of a commit.
@@ -74,11 +79,13 @@ impl Driven {
             poll: tick,
             pause_base: tick,
             pause_cap: tick,
+            // A lease can be renewed before a publish is overdue.
+            publish_timeout: tick * 3,
             ..RelaySettings::new(owner(number))
         };
         let machine = named(RelayMachine::new(settings, now));
-        let mut driven =
-            Self { machine, transaction: None, publishing: BTreeMap::new(), broken: false };
+        let (publishing, hung) = (BTreeMap::new(), BTreeMap::new());
+        let mut driven = Self { machine, transaction: None, publishing, hung, broken: false };
         driven.poll();
         driven
     }
@@ -86,13 +93,26 @@ impl Driven {
     /// Takes what there is to do.
     fn poll(&mut self) {
         while let Some(action) = self.machine.poll_action() {
-            if let Action::Publish(tickets) = action {
-                for ticket in tickets {
-                    self.broken |=
-                        self.publishing.insert(ticket.lease.lane.as_str().into(), ticket).is_some();
+            match action {
+                Action::Publish(tickets) => {
+                    for ticket in tickets {
+                        let lane = ticket.lease.lane.as_str().into();
+                        self.broken |= self.publishing.insert(lane, ticket).is_some();
+                    }
                 }
-            } else {
-                self.broken |= self.transaction.replace(action).is_some();
+                // A thread cannot break it off.
+                Action::BreakOff(_) => {}
+                Action::GiveUp(leases) => {
+                    for lease in leases {
+                        let lane: String = lease.lane.as_str().into();
+                        let given_up = self.publishing.remove(&lane);
+                        self.broken |= given_up.as_ref().is_none_or(|it| it.lease != lease);
+                        self.hung.extend(given_up.map(|it| ((lane, lease.token), it)));
+                    }
+                }
+                Action::Exchange(_) | Action::Renew(_) => {
+                    self.broken |= self.transaction.replace(action).is_some();
+                }
             }
             if self.broken {
                 return;
@@ -108,11 +128,18 @@ impl Driven {
                 .next()
                 .map(|lane| Input::Published(lane.clone(), Answer::Confirmed))
         };
+        let hung = || {
+            self.hung
+                .keys()
+                .next()
+                .map(|(lane, token)| Input::BrokenOff(lane.clone(), *token, false))
+        };
         let start = || (self.machine.phase() == Phase::Stopped).then_some(Input::Start);
         self.transaction
             .as_ref()
             .map(|_| Input::Transaction(Commit::Committed))
             .or_else(publish)
+            .or_else(hung)
             .or_else(start)
     }
 }
@@ -131,13 +158,14 @@ impl World {
                     .for_each(&mut push);
             }
         }
-        for (lane, ticket) in &driven.publishing {
+        for (lane, token) in driven.hung.keys() {
+            let arrived = [false, true].into_iter();
+            arrived.map(|it| Input::BrokenOff(lane.clone(), *token, it)).for_each(&mut push);
+        }
+        for lane in driven.publishing.keys() {
             push(Input::Published(lane.clone(), Answer::Confirmed));
-            // What it does not want any more need not begin.
-            if faulty || !driven.machine.may_begin(ticket) {
-                push(Input::NotBegun(lane.clone()));
-            }
             if faulty {
+                push(Input::Dropped(lane.clone()));
                 let answers = [Answer::Lost, Answer::Failed, Answer::Rejected, Answer::Unavailable];
                 answers
                     .into_iter()
@@ -148,7 +176,7 @@ impl World {
         match driven.machine.phase() {
             Phase::Stopped => push(Input::Start),
             Phase::Stopping => push(Input::Abandon),
-            Phase::Running | Phase::Paused | Phase::StoreAway => {
+            Phase::Running | Phase::Paused | Phase::StoreAway | Phase::Stuck | _ => {
                 [Input::Timeout, Input::Wakeup].into_iter().for_each(&mut push);
                 if faulty {
                     [Input::Crash, Input::Stop].into_iter().for_each(&mut push);
@@ -171,9 +199,16 @@ impl World {
                 self.arrive(&ticket, *answer)?;
                 driven.machine.handle_published(now, &ticket, answer.told());
             }
-            Input::NotBegun(lane) => {
+            Input::BrokenOff(lane, token, arrived) => {
+                let ticket = driven.hung.remove(&(lane.clone(), *token))?;
+                if *arrived {
+                    self.arrive(&ticket, Answer::Lost)?;
+                }
+                driven.machine.handle_broken_off(now, &ticket.lease);
+            }
+            Input::Dropped(lane) => {
+                self.spend(false)?;
                 let ticket = driven.publishing.remove(lane)?;
-                self.spend(!driven.machine.may_begin(&ticket))?;
                 driven.machine.handle_published(now, &ticket, Published::Abandoned);
             }
             Input::Timeout => driven.machine.handle_timeout(now),
@@ -221,16 +256,13 @@ impl World {
                 Some(failure) => Err(failure),
                 None => self.renew(scope, number, &renew, known)?.map_err(lost),
             }),
-            Action::Publish(_) => return None,
+            Action::Publish(_) | Action::BreakOff(_) | Action::GiveUp(_) => return None,
         };
         self.now = clock.get();
         match told {
             _ if commit == Commit::Died => *driven = Driven::start(scope, number, clock),
             Told::Exchange(exchanged) => driven.machine.conclude_exchange(clock, exchanged),
-            Told::Renewal(renewed) => {
-                // A publish under a lease that is lost is not broken off: it ends when it ends.
-                let _lost = driven.machine.conclude_renewal(clock, renewed);
-            }
+            Told::Renewal(renewed) => driven.machine.conclude_renewal(clock, renewed),
         }
         Some(())
     }

@@ -90,7 +90,7 @@ impl Scope {
             events: tick,
             inbox: tick * 100,
             requests: tick,
-            orders: None,
+            orders: Some(tick),
             positions: None,
         };
         Self {

@@ -3,7 +3,8 @@
 
 use twobox::codec;
 use twobox::{
-    Body, CommitOrder, Draft, Fingerprint, Millis, OrderId, Request, RunError, Store, Stored, Table,
+    Body, CommitOrder, Draft, Fingerprint, Invalid, Millis, OrderId, Request, RunError, Store,
+    Stored, Table,
 };
 use twobox_redb::{RedbError, RedbOptions};
 
@@ -49,7 +50,7 @@ pub fn json(bytes: &[u8]) {
                     assert_eq!(again, fingerprint, "the canonical form is another document");
                 }
                 Err(error) => assert!(
-                    error.to_string().contains("beyond 2^53"),
+                    matches!(error, Invalid::Inexact { .. }),
                     "the canonical form is refused: {error}"
                 ),
             }
@@ -116,7 +117,7 @@ pub fn open(bytes: &[u8]) -> Verdict {
 
 fn live_on(bytes: &[u8]) -> Result<Contents, Box<Verdict>> {
     let refused = |error| Box::new(Verdict::Refused(error));
-    let wrong = |invalid: twobox::Invalid| Box::new(Verdict::Wrong(invalid.to_string()));
+    let wrong = |invalid: Invalid| Box::new(Verdict::Wrong(invalid.to_string()));
     let store = RedbOptions::new()
         .cache_bytes(4 << 20)
         .open_on(Disk::of(bytes.to_vec()))

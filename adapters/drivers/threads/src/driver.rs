@@ -1,29 +1,34 @@
-//! The thread that drives the machine: it hears, acts until there is nothing to do, and waits.
+//! Drives a relay machine: asks the store in this thread, and gives workers what to publish.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use twobox::relay::host::{Report, guarded};
-use twobox::relay::{Action, Published, RelayMachine, Ticket};
-use twobox::store::{NoCall, Store, drive};
+use twobox::relay::{Action, Publisher, RelayMachine, Status};
+use twobox::store::{NoCall, drive};
+use twobox::{Millis, Store};
 
-use crate::shared::{Mail, Shared};
+use crate::shared::{Answers, Mail, Shared};
+use crate::worker::Workers;
 
-pub(crate) struct Driver<S> {
+pub(crate) struct Driver<S, I> {
     store: S,
     machine: RelayMachine,
     shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Workers<I>,
     report: Report,
 }
 
-impl<S: Store> Driver<S> {
+impl<S, I> Driver<S, I>
+where
+    S: Store,
+    I: Iterator<Item: Publisher + Send + 'static>,
+{
     pub(crate) fn new(
         store: S,
         machine: RelayMachine,
         shared: Arc<Shared>,
-        workers: Vec<JoinHandle<()>>,
+        workers: Workers<I>,
     ) -> Self {
         let report = Report::new(&machine);
         Self { store, machine, shared, workers, report }
@@ -32,11 +37,10 @@ impl<S: Store> Driver<S> {
     /// Runs until it is told to stop. Whatever happens, it ends with a status that says so.
     pub(crate) fn run(mut self) {
         let ended = catch_unwind(AssertUnwindSafe(|| self.run_until_stopped()));
-        self.shared.jobs.close();
-        if self.machine.status().publishing == 0 {
-            self.workers.drain(..).for_each(|worker| drop(worker.join()));
-        }
-        self.shared.board.write(self.report.end(&self.machine, ended));
+        let status = self.report.end(&self.machine, ended);
+        let status = self.with_replaced(status);
+        self.workers.end(status.publishing == 0);
+        self.shared.board.write(status);
     }
 
     fn run_until_stopped(&mut self) {
@@ -45,28 +49,50 @@ impl<S: Store> Driver<S> {
             let action = self.machine.poll_action();
             let idle = action.is_none();
             action.into_iter().for_each(|action| self.act(action));
-            self.shared.board.write(self.report.now(&self.machine));
+            let status = self.report.now(&self.machine);
+            self.shared.board.write(self.with_replaced(status));
             if idle && !self.machine.is_stopped() {
                 self.shared.mailbox.wait(self.machine.rest_for());
             }
         }
     }
 
+    fn with_replaced(&self, status: Status) -> Status {
+        let mut status = status;
+        status.hung += self.workers.replaced();
+        status
+    }
+
     fn hear(&mut self) {
         let Mail { woken, clock_moved: _, stop_by, answers } = self.shared.mailbox.take();
         let now = self.shared.now();
+        self.hear_answers(now, answers);
         self.machine.handle_timeout(now);
         if woken {
             self.machine.handle_wakeup(now);
         }
-        for (ticket, published) in answers {
-            self.machine.handle_published(now, &ticket, published);
-        }
         if let Some(stop_by) = stop_by {
-            // Before it may lose its patience, so that it gives up on nothing that has not begun.
-            self.take_back(|_| true);
             self.machine.handle_stop(now, stop_by.since(now));
         }
+        self.replace_hung();
+    }
+
+    fn hear_answers(&mut self, now: Millis, answers: Vec<Answers>) {
+        for (worker, answers) in answers {
+            self.workers.ended(worker);
+            for (ticket, published) in answers {
+                self.machine.handle_published(now, &ticket, published);
+            }
+        }
+    }
+
+    /// The store has answered. What was published meanwhile is heard first: it is not overdue
+    /// because the store was slow.
+    fn hear_after_store(&mut self) -> Millis {
+        let answers = self.shared.mailbox.take_answers();
+        let now = self.shared.now();
+        self.hear_answers(now, answers);
+        now
     }
 
     fn act(&mut self, action: Action) {
@@ -75,22 +101,27 @@ impl<S: Store> Driver<S> {
             Action::Exchange(exchange) => {
                 let flow = exchange.flow(self.machine.settings(), now, false);
                 let exchanged = guarded(|| drive(&self.store, flow, &mut NoCall));
-                self.machine.conclude_exchange(self.shared.now(), exchanged);
+                let now = self.hear_after_store();
+                self.machine.conclude_exchange(now, exchanged);
             }
             Action::Renew(renew) => {
                 let renewed = guarded(|| self.store.run(renew, now));
-                let lost = self.machine.conclude_renewal(self.shared.now(), renewed);
-                self.take_back(|ticket| lost.contains(&ticket.lease));
+                let now = self.hear_after_store();
+                self.machine.conclude_renewal(now, renewed);
             }
-            Action::Publish(tickets) => self.shared.jobs.extend(tickets, now),
+            Action::Publish(tickets) => self.workers.publish(tickets, now),
+            // A thread cannot be told to stop: it goes on until it is done, or overdue.
+            Action::BreakOff(_) => {}
+            Action::GiveUp(leases) => {
+                self.workers.overdue(&leases);
+                self.replace_hung();
+            }
         }
     }
 
-    /// What no worker has begun, of those, is released.
-    fn take_back(&mut self, of_those: impl Fn(&Ticket) -> bool) {
-        let now = self.shared.now();
-        for ticket in self.shared.jobs.take_back(of_those) {
-            self.machine.handle_published(now, &ticket, Published::Abandoned);
+    fn replace_hung(&mut self) {
+        for lease in self.workers.replace() {
+            self.machine.handle_broken_off(self.shared.now(), &lease);
         }
     }
 }

@@ -1,12 +1,14 @@
 //! The relay of twobox on std threads: one thread drives the machine, others publish.
 //!
-//! It keeps what [`RelayMachine`] promises while publishes are slow, fail, panic or hang: at least
-//! once (P3, P9), one after the other within an ordering key and at the same time over keys (P4,
-//! F2), under leases that are renewed meanwhile (F3, P6). An outage of the broker or the store
-//! makes it pause, and go on (F11, F15); it stops without losing or inventing anything (F12).
+//! It keeps the promises of [`RelayMachine`] while publishes are slow, fail, panic or hang. Events
+//! are delivered at least once (P3, P9), one after the other within an ordering key and side by
+//! side across keys (P4, F2), under leases that are renewed in time (F3, P6). If the broker or the
+//! store is away it pauses, and then goes on (F11, F15). When it stops, nothing is lost, and
+//! nothing counts as done that is not (F12).
 //!
 //! ```
 //! use std::sync::{Arc, mpsc};
+//! use std::iter::repeat_with;
 //! use std::time::Duration;
 //!
 //! use twobox::relay::{Phase, Published, Publisher, RelaySettings};
@@ -26,9 +28,9 @@
 //!
 //! let store = Arc::new(MemoryStore::new());
 //! let (sender, sent) = mpsc::channel();
-//! let publishers = [Broker(sender.clone()), Broker(sender)];
+//! let publishers = repeat_with(move || Broker(sender.clone()));
 //! let settings = RelaySettings::new(Owner::new("relay-1")?);
-//! let relay = RelayThread::spawn(store.clone(), publishers, settings, Millis::now)?;
+//! let relay = RelayThread::spawn(store.clone(), 2, publishers, settings, Millis::now)?;
 //! let waker = relay.waker();
 //!
 //! let request = Request::of("customer-7", "req-001", [("item", "notebook")])?;
@@ -58,9 +60,10 @@ use twobox::{Invalid, Millis, Store};
 
 use driver::Driver;
 use shared::Shared;
+use worker::Workers;
 
-/// A relay that runs on threads of its own until it is told to stop. To drop it tells it to stop at
-/// once, and waits for nothing.
+/// A relay that runs on threads of its own until it is told to stop. Dropping it tells it to stop
+/// at once, and waits for nothing.
 #[derive(Debug)]
 pub struct RelayThread {
     shared: Arc<Shared>,
@@ -69,62 +72,66 @@ pub struct RelayThread {
 
 /// Why a relay was not started.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum SpawnError {
     /// The settings do not go together.
     #[error(transparent)]
     Settings(#[from] Invalid),
     /// There is nothing to publish with.
-    #[error("there is no publisher; give at least one, each gets a thread of its own")]
+    #[error("there are fewer publishers than workers, or no workers; give each worker a publisher")]
     NoPublisher,
     /// The system gives no thread.
     #[error(
-        "the system started no thread for the relay: {0}; give fewer publishers, or raise the limit"
+        "the system started no thread for the relay: {0}; give fewer workers, or raise the limit"
     )]
     Thread(#[from] io::Error),
 }
 
 impl RelayThread {
-    /// Starts a relay from a store to publishers. Each publisher has a thread of its own, so as many
-    /// are at work at once as there are publishers; it gets as many messages at a time as it
-    /// [likes](Publisher::batch). All times are those of `clock`: [`Millis::now`], or a function of
-    /// your own (see [`Waker::clock_moved`]).
+    /// Starts a relay from a store to a broker, with so many workers. Each worker is a thread with
+    /// a publisher of its own, the first ones of `publishers`; each gets as many messages at a time
+    /// as it [wants](Publisher::batch). All times are those of `clock`: [`Millis::now`], or a
+    /// function of your own (see [`Waker::clock_moved`]).
     ///
     /// A publisher that panics counts as failed for the events that it was called with, and is
-    /// called again for the next ones.
+    /// called again for the next ones. One that hangs longer than
+    /// [`RelaySettings::publish_timeout`] counts as failed too, and a worker with the next publisher
+    /// takes its place, so give more of them than workers: [`repeat_with`](std::iter::repeat_with).
+    /// Up to four times as many threads as workers may hang; then those that hang are replaced no
+    /// more.
     ///
     /// # Errors
     ///
     /// [`SpawnError`]; nothing runs then.
-    pub fn spawn<S, P>(
+    pub fn spawn<S, I>(
         store: S,
-        publishers: impl IntoIterator<Item = P>,
+        workers: usize,
+        publishers: I,
         settings: RelaySettings,
         clock: impl Fn() -> Millis + Send + Sync + 'static,
     ) -> Result<Self, SpawnError>
     where
         S: Store + Send + 'static,
-        P: Publisher + Send + 'static,
+        I: IntoIterator<Item: Publisher + Send + 'static, IntoIter: Send + 'static>,
     {
-        let machine = RelayMachine::new(settings, clock())?;
-        let name = machine.settings().owner.clone();
-        let shared = Arc::new(Shared::new(Box::new(clock), machine.status()));
-        // Whatever fails from here on, the workers that run already end when the queue is closed.
-        let workers = publishers
-            .into_iter()
-            .map(|publisher| {
-                let shared = shared.clone();
-                thread::Builder::new()
-                    .name(format!("{name} publisher"))
-                    .spawn(move || worker::work(publisher, &shared))
-            })
-            .collect::<Result<Vec<_>, _>>()
-            .inspect_err(|_| shared.jobs.close())?;
-        if workers.is_empty() {
+        let name = settings.owner.clone();
+        let now = clock();
+        let mut publishers = publishers.into_iter();
+        let first: Vec<_> = publishers.by_ref().take(workers).collect();
+        if first.is_empty() || first.len() < workers {
             return Err(SpawnError::NoPublisher);
         }
+        let batch = first.iter().map(Publisher::batch).min().unwrap_or(1);
+        let settings = RelaySettings { publishes: workers, ..settings };
+        let machine = RelayMachine::new(settings, now)?.batch(batch);
+        let shared = Arc::new(Shared::new(Box::new(clock), machine.status()));
+        // Whatever fails from here on, the workers that run already end with what they are told by.
+        let mut workers = Workers::new(name.clone(), shared.clone(), publishers);
+        for publisher in first {
+            workers.start(publisher)?;
+        }
         let driver = Driver::new(store, machine, shared.clone(), workers);
-        let thread = thread::Builder::new().name(name.to_string()).spawn(move || driver.run());
-        let thread = thread.inspect_err(|_| shared.jobs.close())?;
+        let thread = thread::Builder::new().name(name.to_string()).spawn(move || driver.run())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -134,35 +141,36 @@ impl RelayThread {
         Waker { shared: self.shared.clone() }
     }
 
-    /// What the relay is about, and what it has done.
+    /// What the relay is doing, and what it has done.
     #[must_use]
     pub fn status(&self) -> Status {
         self.shared.board.read()
     }
 
     /// Waits until the status is as wanted, or the relay has stopped, and says what it is. `wanted`
-    /// is asked again after each change, and as long as nothing changes it is not: if what you wait
-    /// for may never come, see [`RelayThread::wait_at_most`].
+    /// is asked after each change only: if what you wait for may never come, use
+    /// [`RelayThread::wait_at_most`].
     pub fn wait_for(&self, wanted: impl FnMut(&Status) -> bool) -> Status {
         self.shared.board.wait_for(None, wanted)
     }
 
     /// As [`RelayThread::wait_for`], but no longer than `patience`. To drain a store before a stop,
-    /// wait until its [`Stats`](twobox::Stats) count nothing as due or leased; what waits for a
-    /// backoff, or behind a dead event, is not waited for then.
+    /// wait until its [`Stats`](twobox::Stats) count nothing as due or leased: `store.view()?` with
+    /// [`Load::stats`](twobox::Load::stats). What waits for a backoff, or behind a dead event, is
+    /// not waited for then.
     pub fn wait_at_most(&self, patience: Duration, wanted: impl FnMut(&Status) -> bool) -> Status {
         self.shared.board.wait_for(Some(patience), wanted)
     }
 
-    /// Tells the relay to stop, and does not wait (F12): it claims no more and releases what is not
-    /// being published. What is being published it waits for, but no longer than `patience`; then
-    /// it releases that too, without counting a failure: it may have reached the broker, so it may
-    /// come twice (P9). Of several calls the least patient counts.
+    /// Tells the relay to stop, and does not wait. The relay claims no more, and releases what is
+    /// not being published (F12). It waits for what is being published, but no longer than
+    /// `patience`; then it releases that too, without counting a failure. That may have reached the
+    /// broker, so it may arrive twice (P9). Of several calls the least patient counts.
     pub fn request_stop(&self, patience: Duration) {
         self.shared.request_stop(patience);
     }
 
-    /// Waits until the relay has stopped. If it was not told to, that is for ever.
+    /// Waits until the relay has stopped; for ever, if it was not told to.
     pub fn join(mut self) -> Status {
         self.join_thread();
         self.status()
@@ -191,8 +199,8 @@ impl Drop for RelayThread {
     }
 }
 
-/// Tells a relay in the same process that there is something to do; cheap to clone, to send and to
-/// call.
+/// Tells a relay in the same process that there is something to do. It is cheap to clone, to send
+/// and to call.
 ///
 /// Without it the relay finds out when it polls; a relay in another process always does.
 #[derive(Clone)]
@@ -201,13 +209,14 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Events were committed. Call it after the commit: before it, there is nothing to be seen yet.
+    /// Says that events were committed. Call it after the commit; before it, there is nothing to
+    /// see yet.
     pub fn wake(&self) {
         self.shared.mailbox.post(|mail| mail.woken = true);
     }
 
-    /// The clock has moved otherwise than time has passed: a clock in a test was set, or the
-    /// machine has slept.
+    /// Says that the clock has moved by more or less than time has passed: a test has set its
+    /// clock, or the computer has slept.
     pub fn clock_moved(&self) {
         self.shared.mailbox.post(|mail| mail.clock_moved = true);
     }

@@ -3,7 +3,6 @@
 //!
 //! Nothing that can panic runs under one of the locks, so a poisoned one is taken as it is.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,19 +13,13 @@ use twobox::relay::{Phase, Published, Status, Ticket};
 
 pub(crate) struct Shared {
     pub(crate) mailbox: Mailbox,
-    pub(crate) jobs: Jobs,
     pub(crate) board: Board,
     clock: Box<dyn Fn() -> Millis + Send + Sync>,
 }
 
 impl Shared {
     pub(crate) fn new(clock: Box<dyn Fn() -> Millis + Send + Sync>, status: Status) -> Self {
-        Self {
-            mailbox: Mailbox::default(),
-            jobs: Jobs::default(),
-            board: Board::new(status),
-            clock,
-        }
+        Self { mailbox: Mailbox::default(), board: Board::new(status), clock }
     }
 
     pub(crate) fn now(&self) -> Millis {
@@ -55,8 +48,12 @@ pub(crate) struct Mail {
     pub(crate) woken: bool,
     pub(crate) clock_moved: bool,
     pub(crate) stop_by: Option<Millis>,
-    pub(crate) answers: Vec<(Ticket, Published)>,
+    /// What calls have come to.
+    pub(crate) answers: Vec<Answers>,
 }
+
+/// What a call has come to, with the number of its worker.
+pub(crate) type Answers = (usize, Vec<(Ticket, Published)>);
 
 impl Mail {
     fn is_empty(&self) -> bool {
@@ -80,6 +77,10 @@ impl Mailbox {
         std::mem::take(&mut lock(&self.mail))
     }
 
+    pub(crate) fn take_answers(&self) -> Vec<Answers> {
+        std::mem::take(&mut lock(&self.mail).answers)
+    }
+
     /// Waits until there is mail, but no longer than `limit`.
     pub(crate) fn wait(&self, limit: Option<Duration>) {
         let mail = lock(&self.mail);
@@ -89,65 +90,6 @@ impl Mailbox {
             }
             None => drop(self.arrived.wait_while(mail, |mail| mail.is_empty())),
         }
-    }
-}
-
-/// What a worker publishes at once.
-pub(crate) struct Batch {
-    pub(crate) tickets: Vec<Ticket>,
-    pub(crate) now: Millis,
-}
-
-#[derive(Default)]
-pub(crate) struct Jobs {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-}
-
-/// Publishes that wait for a worker, each with the time at which it was handed out.
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<(Ticket, Millis)>,
-    /// Workers that wait for something to do.
-    idle: usize,
-    closed: bool,
-}
-
-impl Jobs {
-    /// All at once: a worker that runs into an outage takes back what waits, and must find it
-    /// there.
-    pub(crate) fn extend(&self, tickets: Vec<Ticket>, now: Millis) {
-        lock(&self.queue).waiting.extend(tickets.into_iter().map(|ticket| (ticket, now)));
-        self.changed.notify_all();
-    }
-
-    /// What to publish next, at most so much, and no more than leaves the other workers that have
-    /// nothing to do their share; `None` once the queue is closed.
-    pub(crate) fn next(&self, most: usize) -> Option<Batch> {
-        let mut queue = lock(&self.queue);
-        queue.idle += 1;
-        let wait = |queue: &mut Queue| queue.waiting.is_empty() && !queue.closed;
-        let waited = self.changed.wait_while(queue, wait);
-        queue = waited.unwrap_or_else(PoisonError::into_inner);
-        let share = queue.waiting.len().div_ceil(queue.idle);
-        queue.idle -= 1;
-        let now = queue.waiting.front()?.1;
-        let taken = queue.waiting.drain(..share.min(most.max(1)));
-        Some(Batch { tickets: taken.map(|(ticket, _)| ticket).collect(), now })
-    }
-
-    /// Takes back what no worker has begun, of those.
-    pub(crate) fn take_back(&self, of_those: impl Fn(&Ticket) -> bool) -> Vec<Ticket> {
-        let mut queue = lock(&self.queue);
-        let (taken, left) =
-            queue.waiting.drain(..).partition::<VecDeque<_>, _>(|(ticket, _)| of_those(ticket));
-        queue.waiting = left;
-        taken.into_iter().map(|(ticket, _)| ticket).collect()
-    }
-
-    pub(crate) fn close(&self) {
-        lock(&self.queue).closed = true;
-        self.changed.notify_all();
     }
 }
 

@@ -78,6 +78,18 @@ impl Clock {
         publishers: impl IntoIterator<Item = P>,
         settings: RelaySettings,
     ) -> RelayThread {
+        let publishers: Vec<P> = publishers.into_iter().collect();
+        self.relay_of(store, publishers.len(), publishers, settings)
+    }
+
+    /// With more publishers than workers.
+    fn relay_of<S: Store + Send + Sync + 'static, P: Publisher + Send + 'static>(
+        &self,
+        store: &Arc<S>,
+        workers: usize,
+        publishers: Vec<P>,
+        settings: RelaySettings,
+    ) -> RelayThread {
         let (clock, seen) = (self.clone(), Arc::new(Looked::default()));
         let weak = Arc::downgrade(&seen);
         let look = move || {
@@ -85,14 +97,16 @@ impl Clock {
             seen.see(now.get());
             now
         };
-        let relay = RelayThread::spawn(store.clone(), publishers, settings, look).unwrap();
+        let relay = RelayThread::spawn(store.clone(), workers, publishers, settings, look).unwrap();
         self.0.1.lock().unwrap().push((relay.waker(), weak));
         relay
     }
 }
 
 fn settings(name: &str) -> RelaySettings {
-    RelaySettings { poll: HOUR, lease: LEASE, ..RelaySettings::new(Owner::new(name).unwrap()) }
+    let publish_timeout = HOUR * 1_000_000;
+    let own = RelaySettings::new(Owner::new(name).unwrap());
+    RelaySettings { poll: HOUR, lease: LEASE, publish_timeout, ..own }
 }
 
 /// Settings with which an event is never given up.
@@ -539,6 +553,8 @@ fn the_poll_finds_what_nobody_has_announced() {
 struct Flaky {
     store: MemoryStore,
     fault: Mutex<Option<Fault>>,
+    /// The next commit says that it is there, and takes until it is told.
+    slow: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -609,6 +625,10 @@ impl Tables for FlakyTx<'_> {
 impl Transaction for FlakyTx<'_> {
     fn commit(self) -> Result<(), Away> {
         self.1.fails(Fault::Commit)?;
+        if let Some((there, told)) = self.1.slow.lock().unwrap().take() {
+            there.send(()).unwrap();
+            told.recv().unwrap();
+        }
         self.0.commit().unwrap();
         self.1.fails(Fault::CommitTakes)
     }
@@ -725,11 +745,12 @@ fn a_wait_has_an_end() {
 fn what_makes_no_sense_is_refused() {
     let store = Arc::new(MemoryStore::new());
     let none: [Told; 0] = [];
-    let refused = RelayThread::spawn(store.clone(), none, settings("relay-1"), || Millis::new(1))
-        .unwrap_err();
+    let refused =
+        RelayThread::spawn(store.clone(), 1, none, settings("relay-1"), || Millis::new(1))
+            .unwrap_err();
     assert!(matches!(refused, SpawnError::NoPublisher), "{refused}");
     let wrong = RelaySettings { window: 0, ..settings("relay-1") };
-    let refused = RelayThread::spawn(store, told(1).0, wrong, || Millis::new(1)).unwrap_err();
+    let refused = RelayThread::spawn(store, 1, told(1).0, wrong, || Millis::new(1)).unwrap_err();
     assert!(matches!(refused, SpawnError::Settings(_)), "{refused}");
 }
 
@@ -838,4 +859,160 @@ fn what_waits_under_a_lost_lease_is_taken_back() {
     assert_eq!((end.counters.confirmed, end.counters.stale), (0, 2));
     relay.stop(LEASE);
     assert!(asked.try_recv().is_err(), "P6: it was published without a lease");
+}
+
+/// Publishers that hang with some events, until they are let go, and confirm the others.
+#[derive(Clone)]
+struct Hanging {
+    hangs: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    let_go: Arc<(Mutex<bool>, Condvar)>,
+    asked: Sender<String>,
+}
+
+impl Hanging {
+    fn on(hangs: impl Fn(&str) -> bool + Send + Sync + 'static) -> (Self, Receiver<String>) {
+        let (asked, asks) = channel();
+        (Self { hangs: Arc::new(hangs), let_go: Arc::default(), asked }, asks)
+    }
+
+    fn let_go(&self) {
+        *self.let_go.0.lock().unwrap() = true;
+        self.let_go.1.notify_all();
+    }
+}
+
+impl Publisher for Hanging {
+    fn publish(&mut self, batch: &[Message], _now: Millis) -> Vec<Published> {
+        let publish = |message: &Message| {
+            let id = message.event.id.as_str();
+            let _nobody_listens = self.asked.send(id.into());
+            if (self.hangs)(id) {
+                let go = self.let_go.0.lock().unwrap();
+                drop(self.let_go.1.wait_while(go, |go| !*go).unwrap());
+            }
+            Published::Confirmed
+        };
+        batch.iter().map(publish).collect()
+    }
+}
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+fn impatient(name: &str) -> RelaySettings {
+    RelaySettings { publish_timeout: TIMEOUT, ..settings(name) }
+}
+
+/// F25: two publishes that never end keep nothing else from being published, as long as there are
+/// publishers to take their place; what hangs has failed, is counted, and comes again.
+#[test]
+fn f25_what_hangs_is_replaced() {
+    let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
+    (0..52).for_each(|n| commit(&*store, n, n, clock.now()));
+    let (publisher, asks) = Hanging::on(|id| id == "e0" || id == "e1");
+    let publishers = vec![publisher.clone(); 4];
+    let relay = clock.relay_of(&store, 2, publishers, impatient("relay-1"));
+    let mut hung = [asks.recv().unwrap(), asks.recv().unwrap()];
+    hung.sort_unstable();
+    assert_eq!(hung, ["e0", "e1"]);
+    // Until they are overdue, all workers are busy.
+    clock.advance(TIMEOUT - Duration::from_millis(1));
+    assert_eq!((relay.status().hung, asks.try_recv().is_err()), (0, true));
+    clock.advance(Duration::from_millis(1));
+    let done = relay.wait_for(|status| status.counters.confirmed == 50);
+    assert_eq!((done.hung, done.counters.overdue, done.counters.failed), (2, 2, 2));
+    assert_eq!(done.phase, Phase::Running);
+    let waiting: Vec<u32> = outbox(&*store).iter().map(|row| row.failures).collect();
+    assert_eq!(waiting, [1, 1], "F25: they have failed, and wait for their backoff");
+    publisher.let_go();
+    relay.wait_for(|status| status.hung == 0);
+    clock.advance(HOUR);
+    let end = relay.wait_for(|status| status.counters.confirmed == 52);
+    assert_eq!((end.hung, outbox(&*store).len()), (0, 0));
+}
+
+/// F25: a relay all of whose publishers hang says so, and gives back what it holds: another relay
+/// publishes it.
+#[test]
+fn f25_a_relay_that_is_stuck_leaves_the_rest_to_others() {
+    let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
+    (0..20).for_each(|n| commit(&*store, n, n, clock.now()));
+    let (stuck, asks) = Hanging::on(|_| true);
+    let relay = clock.relay_of(&store, 2, vec![stuck.clone(); 2], impatient("relay-1"));
+    let hung = [asks.recv().unwrap(), asks.recv().unwrap()];
+    clock.advance(TIMEOUT);
+    let status = relay.wait_for(|status| status.phase == Phase::Stuck);
+    assert_eq!((status.hung, status.publishing), (2, 2));
+    let (well, _) = Hanging::on(|_| false);
+    let other = clock.relay_of(&store, 2, vec![well; 2], settings("relay-2"));
+    other.wait_for(|status| status.counters.confirmed == 18);
+    clock.advance(HOUR);
+    other.wait_for(|status| status.counters.confirmed == 20);
+    assert_eq!(outbox(&*store), [], "{hung:?} as well");
+    // It hears of its publishes at last, and goes on.
+    stuck.let_go();
+    let again = relay.wait_for(|status| status.hung == 0);
+    assert_eq!((again.phase, again.counters.confirmed), (Phase::Running, 0));
+}
+
+/// F25: threads that hang are replaced so often, and then no more.
+#[test]
+fn f25_not_all_threads_of_the_machine_hang() {
+    let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
+    (0..20).for_each(|n| commit(&*store, n, n, clock.now()));
+    let (publisher, asks) = Hanging::on(|_| true);
+    let relay = clock.relay_of(&store, 1, vec![publisher.clone(); 20], impatient("relay-1"));
+    for n in 1..5 {
+        asks.recv().unwrap();
+        clock.advance(TIMEOUT);
+        relay.wait_for(|status| status.counters.overdue == n);
+    }
+    asks.recv().unwrap();
+    clock.advance(TIMEOUT);
+    let status = relay.wait_for(|status| status.phase == Phase::Stuck);
+    assert_eq!((status.hung, status.counters.overdue), (5, 5));
+    publisher.let_go();
+    relay.wait_for(|status| status.hung == 0 && status.phase == Phase::Running);
+}
+
+/// F26, P10: keys that are stuck, with more events than the window has, keep no other key waiting
+/// while a worker is free.
+#[test]
+fn f26_stuck_keys_keep_no_other_waiting() {
+    let (clock, store) = (Clock::default(), Arc::new(MemoryStore::new()));
+    (0..90).for_each(|n| commit(&*store, n, n % 9, clock.now()));
+    let (publisher, asks) = Hanging::on(|id| id != "e90");
+    let small = RelaySettings { window: 32, run: 8, ..settings("relay-1") };
+    let relay = clock.relay_of(&store, 10, vec![publisher.clone(); 10], small);
+    (0..9).for_each(|_| drop(asks.recv().unwrap()));
+    commit(&*store, 90, 90, clock.now());
+    relay.waker().wake();
+    assert_eq!(asks.recv().unwrap(), "e90", "F26");
+    publisher.let_go();
+    relay.wait_for(|status| status.counters.confirmed == 91);
+}
+
+/// F25: what was published in time is not overdue because the store was slow to answer meanwhile.
+#[test]
+fn f25_a_slow_store_makes_nothing_overdue() {
+    // That the answer of the publisher is there before the store's can be seen from nowhere; so it
+    // gets ever more time to arrive.
+    let overdue = (0..12).map(|round| {
+        let (clock, store) = (Clock::default(), Arc::new(Flaky::default()));
+        commit(&store.store, 1, 1, clock.now());
+        let (publishers, asked, answer) = told(1);
+        let relay = clock.relay(&store, publishers, impatient("relay-1"));
+        assert_eq!(asked.recv().unwrap(), "e1");
+        let ((there, is_there), (tell, told)) = (channel(), channel());
+        *store.slow.lock().unwrap() = Some((there, told));
+        commit(&store.store, 2, 2, clock.now());
+        relay.waker().wake();
+        is_there.recv().unwrap();
+        answer.send(Published::Confirmed).unwrap();
+        std::thread::sleep(Duration::from_millis(1 << round));
+        clock.0.0.fetch_add(TIMEOUT.as_millis() as u64, Ordering::SeqCst);
+        tell.send(()).unwrap();
+        relay.wait_for(|status| status.counters.confirmed + status.counters.overdue == 1);
+        relay.stop(Duration::ZERO).counters.overdue
+    });
+    assert!(overdue.into_iter().any(|overdue| overdue == 0), "the answer was not heard");
 }

@@ -1,5 +1,5 @@
-//! A sync store in an async program: each transaction lives on a thread of the runtime's blocking
-//! pool, and does as it is told.
+//! A sync store in an async program. Each transaction lives on a thread of the runtime's blocking
+//! pool, and is sent what to do.
 //!
 //! What a store promises stays as it is: the same calls reach it in the same order, and a
 //! transaction that nobody holds any more is rolled back, also when a future is dropped between two
@@ -21,11 +21,12 @@ use twobox::{
     Transaction,
 };
 
-/// A sync store, such as that of redb, as an async one. Its clones are one store: they begin one
-/// transaction at a time, and who comes next waits without a thread. Only within a tokio runtime.
+/// A sync store, such as the one on redb, as an async one. Its clones are one store: they begin one
+/// transaction at a time, and the next one waits without occupying a thread. It works only within a
+/// tokio runtime.
 ///
-/// Tasks that run a transition at the same time, as placing an order is one, share a commit where
-/// the store lets callers do so, as that on redb does.
+/// Tasks that run a transition at the same time, such as placing an order, share a commit if the
+/// store lets callers do so, as the one on redb does.
 ///
 /// For rows of your own in the same commit, use the store itself, with [`Blocking::call`].
 ///
@@ -68,10 +69,10 @@ impl<S> Blocking<S> {
 }
 
 impl<S: Send + Sync + 'static> Blocking<S> {
-    /// Does something with the store on a thread that may block. It is done to its end even if the
-    /// future is dropped.
+    /// Runs `work` with the store on a thread that may block. It runs to its end even if the future
+    /// is dropped.
     ///
-    /// Calls run side by side, so they share a commit where the store lets callers do so, as that
+    /// Calls run side by side, so they share a commit if the store lets callers do so, as the one
     /// on redb does.
     ///
     /// # Errors
@@ -114,6 +115,7 @@ pub struct ThreadEnded;
 
 /// What can go wrong in a store on another thread.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum BlockingError<E> {
     /// The store's own error.
     #[error("{0}")]

@@ -16,7 +16,8 @@ use twobox::relay::host::{Panic, Report, answered, messages, published};
 use twobox::relay::{
     Action, AsyncPublisher, Published, RelayMachine, RelaySettings, Status, Ticket,
 };
-use twobox::store::asynchronous::{AsyncStore, NoCall, drive};
+use twobox::store::NoCall;
+use twobox::store::asynchronous::{AsyncStore, drive};
 use twobox::{Checked, LeaseRef, Millis, Reason, Renewed};
 
 use crate::Control;
@@ -30,8 +31,8 @@ enum Step {
 /// A call of the publisher that is under way.
 struct Call {
     tickets: Vec<Ticket>,
-    /// How many of them are under leases that are not known to be lost.
-    ours: usize,
+    /// The leases of those that are still waited for.
+    ours: Vec<LeaseRef>,
     task: AbortHandle,
 }
 
@@ -91,6 +92,7 @@ where
         let mut stop = control.stop_by.subscribe();
         stop.mark_changed();
         loop {
+            self.hear_published();
             self.machine.handle_timeout(self.now());
             while let Some(action) = self.machine.poll_action() {
                 self.start(action);
@@ -105,21 +107,40 @@ where
             self.show(status);
             let limit = self.machine.rest_for();
             tokio::select! {
-                () = control.wake.notified() => self.machine.handle_wakeup(self.now()),
+                () = control.wake.notified() => {
+                    self.hear_published();
+                    self.machine.handle_wakeup(self.now());
+                }
                 // The sender is ours too, so it is never closed.
                 Ok(()) = stop.changed() => {
+                    self.hear_published();
                     if let Some(stop_by) = *stop.borrow_and_update() {
                         let now = self.now();
                         self.machine.handle_stop(now, stop_by.since(now));
                     }
                 }
-                Some(step) = self.steps.join_next() => self.handle_step(step),
-                Some(ended) = self.publishes.join_next_with_id() => match ended {
-                    Ok((id, given)) => self.handle_published(id, |it| published(it, given)),
-                    Err(aborted) => self.handle_published(aborted.id(), abandoned),
-                },
+                Some(step) = self.steps.join_next() => {
+                    self.hear_published();
+                    self.handle_step(step);
+                }
+                Some(ended) = self.publishes.join_next_with_id() => self.handle_ended(ended),
                 () = sleep(limit.unwrap_or_default()), if limit.is_some() => {}
             }
+        }
+    }
+
+    /// Hears of all calls that have ended, before the machine hears anything else: they are not
+    /// overdue because this task had no turn.
+    fn hear_published(&mut self) {
+        while let Some(ended) = self.publishes.try_join_next_with_id() {
+            self.handle_ended(ended);
+        }
+    }
+
+    fn handle_ended(&mut self, ended: Result<(Id, Result<Vec<Published>, Panic>), JoinError>) {
+        match ended {
+            Ok((id, given)) => self.handle_published(id, |it| published(it, given)),
+            Err(aborted) => self.handle_published(aborted.id(), abandoned),
         }
     }
 
@@ -137,12 +158,8 @@ where
                 self.steps
                     .spawn(async move { Step::Renewed(guarded(store.run(renew, now)).await) });
             }
-            Action::Publish(tickets) => {
-                let mut tickets = tickets.into_iter().peekable();
-                while tickets.peek().is_some() {
-                    self.publish(tickets.by_ref().take(self.publisher.batch().max(1)).collect());
-                }
-            }
+            Action::Publish(tickets) => self.publish(tickets),
+            Action::BreakOff(leases) | Action::GiveUp(leases) => self.break_off(&leases),
         }
     }
 
@@ -152,32 +169,28 @@ where
         let task = self
             .publishes
             .spawn(async move { caught(async { publisher.publish(&batch, now).await }).await });
-        self.calls.insert(task.id(), Call { ours: tickets.len(), tickets, task });
+        let ours = tickets.iter().map(|ticket| ticket.lease.clone()).collect();
+        self.calls.insert(task.id(), Call { tickets, ours, task });
     }
 
     fn handle_step(&mut self, step: Result<Step, JoinError>) {
         let now = self.now();
         match step {
             Ok(Step::Exchanged(exchanged)) => self.machine.conclude_exchange(now, exchanged),
-            Ok(Step::Renewed(renewed)) => {
-                let lost = self.machine.conclude_renewal(now, renewed);
-                self.break_off(&lost);
-            }
+            Ok(Step::Renewed(renewed)) => self.machine.conclude_renewal(now, renewed),
             // Panics are caught where they happen, so the runtime shuts down, and soon drops this
             // task as well.
             Err(error) => self.machine.conclude_exchange(now, Err(Reason::new(error))),
         }
     }
 
-    /// Whoever has these leases now publishes the same (F3). A call goes on as long as it has
-    /// something else to publish.
+    /// What is published under these leases is overdue, or whoever has them now publishes the same
+    /// (F3). A call goes on as long as it has something else to publish. A lost one may be overdue
+    /// as well.
     fn break_off(&mut self, lost: &[LeaseRef]) {
-        if lost.is_empty() {
-            return;
-        }
         for call in self.calls.values_mut() {
-            call.ours -= call.tickets.iter().filter(|it| lost.contains(&it.lease)).count();
-            if call.ours == 0 {
+            call.ours.retain(|lease| !lost.contains(lease));
+            if call.ours.is_empty() {
                 call.task.abort();
             }
         }

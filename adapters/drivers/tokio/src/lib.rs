@@ -1,10 +1,11 @@
 //! The relay of twobox on tokio, and sync stores in async programs.
 //!
-//! [`RelayTask`] keeps what [`RelayMachine`] promises while publishes are slow, fail, panic or
-//! hang: at least once (P3, P9), one after the other within an ordering key and at the same time
-//! over keys (P4, F2), under leases that are renewed meanwhile (F3, P6). An outage of the broker or
-//! the store makes it pause, and go on (F11, F15); it stops without losing or inventing anything
-//! (F12). [`Blocking`] makes an async store of a sync one.
+//! [`RelayTask`] keeps the promises of [`RelayMachine`] while publishes are slow, fail, panic or
+//! hang. Events are delivered at least once (P3, P9), one after the other within an ordering key
+//! and side by side across keys (P4, F2), under leases that are renewed in time (F3, P6). If the
+//! broker or the store is away it pauses, and then goes on (F11, F15). When it stops, nothing is
+//! lost, and nothing counts as done that is not (F12). [`Blocking`] makes an async store of a sync
+//! one.
 //!
 //! ```
 //! use std::time::Duration;
@@ -69,7 +70,7 @@ pub use blocking::{Blocking, BlockingError, BlockingTransaction, BlockingView, T
 
 use driver::Driver;
 
-/// A clock that shows `start` now and goes with tokio's time, also where that is paused: for tests.
+/// A clock that shows `start` now and follows tokio's time, also while that is paused. For tests.
 pub fn tokio_clock(start: Millis) -> impl Fn() -> Millis + Clone + Send + Sync + 'static {
     let began = Instant::now();
     move || start + began.elapsed()
@@ -88,7 +89,7 @@ impl Control {
     }
 }
 
-/// A relay that runs in a task of its own. To drop it tells it to stop at once, and waits for
+/// A relay that runs in a task of its own. Dropping it tells it to stop at once, and waits for
 /// nothing.
 pub struct RelayTask {
     control: Arc<Control>,
@@ -98,10 +99,9 @@ pub struct RelayTask {
 
 impl RelayTask {
     /// Starts a relay from a store to a publisher, in the runtime of the caller. Each call of the
-    /// publisher is a task of its own, with as many messages as it
-    /// [likes](AsyncPublisher::batch), so there are as many at once as [`RelaySettings::window`]
-    /// and the ordering keys allow. All times are those of `clock`: [`Millis::now`], or in a test
-    /// [`tokio_clock`].
+    /// publisher is a task of its own, with as many messages as it [wants](AsyncPublisher::batch),
+    /// and at most [`RelaySettings::publishes`] run at once. One that is overdue is dropped. All
+    /// times are those of `clock`: [`Millis::now`], or in a test [`tokio_clock`].
     ///
     /// A publisher that panics counts as failed for the events that it was called with.
     ///
@@ -122,7 +122,7 @@ impl RelayTask {
         S: AsyncStore + Send + Sync + 'static,
         P: AsyncPublisher + 'static,
     {
-        let machine = RelayMachine::new(settings, clock())?;
+        let machine = RelayMachine::new(settings, clock())?.batch(publisher.batch());
         let control = Arc::new(Control {
             wake: Notify::new(),
             stop_by: watch::Sender::new(None),
@@ -140,13 +140,13 @@ impl RelayTask {
         Waker { control: self.control.clone() }
     }
 
-    /// What the relay is about, and what it has done.
+    /// What the relay is doing, and what it has done.
     #[must_use]
     pub fn status(&self) -> Status {
         self.status.borrow().clone()
     }
 
-    /// The status, to be told when it changes. The channel is closed when the relay has stopped.
+    /// The status as a channel that says when it changes. It is closed when the relay has stopped.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.status.clone()
@@ -159,16 +159,16 @@ impl RelayTask {
         found.unwrap_or_else(|_| self.status())
     }
 
-    /// Tells the relay to stop, and does not wait (F12): it claims no more and releases what is not
-    /// being published. What is being published it waits for, but no longer than `patience`; then
-    /// it drops and releases that too, without counting a failure: it may have reached the broker,
-    /// so it may come twice (P9). Of several calls the least patient counts.
+    /// Tells the relay to stop, and does not wait. The relay claims no more, and releases what is
+    /// not being published (F12). It waits for what is being published, but no longer than
+    /// `patience`; then it drops and releases that too, without counting a failure. That may have
+    /// reached the broker, so it may arrive twice (P9). Of several calls the least patient counts.
     pub fn request_stop(&self, patience: Duration) {
         let until = self.control.now() + patience;
         self.control.stop_by.send_modify(|there| *there = Some(stop_by(*there, until)));
     }
 
-    /// Waits until the relay has stopped. If it was not told to, that is for ever. If this is
+    /// Waits until the relay has stopped; for ever, if it was not told to. If this future is
     /// dropped, so is the relay.
     pub async fn join(mut self) -> Status {
         // The task catches its own panics, and says so in the status; it is never aborted, unless
@@ -198,8 +198,8 @@ impl fmt::Debug for RelayTask {
     }
 }
 
-/// Tells a relay in the same process that there is something to do; cheap to clone, to send and to
-/// call.
+/// Tells a relay in the same process that there is something to do. It is cheap to clone, to send
+/// and to call.
 ///
 /// Without it the relay finds out when it polls; a relay in another process always does.
 #[derive(Clone)]
@@ -208,7 +208,8 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Events were committed. Call it after the commit: before it, there is nothing to be seen yet.
+    /// Says that events were committed. Call it after the commit; before it, there is nothing to
+    /// see yet.
     pub fn wake(&self) {
         self.control.wake.notify_one();
     }

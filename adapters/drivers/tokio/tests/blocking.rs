@@ -8,10 +8,13 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Barrier;
 use std::task::Poll;
+use std::time::Duration;
 
+use tokio::time::timeout;
 use twobox::relay::{Action, Published, RelayMachine, RelaySettings};
+use twobox::store::NoCall;
 use twobox::store::asynchronous::{
-    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, NoCall, drive,
+    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, drive, write,
 };
 use twobox::{
     Applied, Batch, Body, CommitOrder, Draft, End, Fingerprint, Key, Load, Millis, OrderId, Owner,
@@ -162,7 +165,9 @@ async fn what_belongs_together_goes_in_one_trip() {
             Action::Publish(tickets) => tickets.iter().for_each(|ticket| {
                 machine.handle_published(NOW, ticket, Published::Confirmed);
             }),
-            Action::Renew(renew) => panic!("no lease is half over: {renew:?}"),
+            Action::Renew(_) | Action::BreakOff(_) | Action::GiveUp(_) => {
+                panic!("no lease is half over, and nothing is overdue")
+            }
         }
     }
     assert_eq!((exchanges, machine.counters().confirmed), (2, 1));
@@ -238,13 +243,13 @@ async fn a_transaction_can_be_spawned() {
 async fn a_closure_commits_or_rolls_back() {
     let store = Blocking::new(MemoryStore::new());
     let request = request(2);
-    let refused = store.write(NOW, async |tx| {
+    let refused = write(&store, NOW, async |tx| {
         tx.run(Register::new(&request)).await.unwrap();
         Err::<(), _>("no")
     });
     assert!(matches!(refused.await, Err(RunError::Refused("no"))));
     assert_eq!(count(&**store.store(), Table::Requests), 0);
-    let registered = store.write(NOW, async |tx| tx.run(Register::new(&request)).await);
+    let registered = write(&store, NOW, async |tx| tx.run(Register::new(&request)).await);
     assert_eq!(registered.await.unwrap(), Registered::New);
 }
 
@@ -353,5 +358,40 @@ async fn after_a_panic_nobody_knows() {
         let mut tx = store.begin().await.unwrap();
         let loaded = tx.load(&there(&request(1))).await;
         assert!(matches!(loaded, Err(BlockingError::ThreadEnded(ThreadEnded))));
+    }
+}
+
+/// A store that panics where somebody looks at its rows.
+struct Torn;
+
+impl Load for Torn {
+    type Error = Infallible;
+    fn load(&mut self, _query: &Query) -> Result<Rows, Infallible> {
+        panic!("this is part of the test")
+    }
+}
+
+impl Reader for Torn {
+    type Error = Infallible;
+    type View<'a> = Torn;
+    fn view(&self) -> Result<Torn, Infallible> {
+        Ok(Self)
+    }
+}
+
+/// After a panic there is an answer to each further question: nobody waits for a thread that has
+/// ended.
+#[tokio::test(start_paused = true)]
+async fn a_thread_that_has_ended_is_not_waited_for() {
+    let store = Blocking::new(Torn);
+    let mut view = store.view().await.unwrap();
+    for _ in 0..8 {
+        let query = there(&request(1));
+        // Tokio's time goes on by itself when nothing else can, so a wait without an end fails.
+        let loaded = timeout(Duration::from_secs(3_600), view.load(&query)).await;
+        let loaded = loaded.expect("it waits for a thread that has ended");
+        assert!(matches!(loaded, Err(BlockingError::ThreadEnded(ThreadEnded))));
+        // By then the thread of the first question is gone.
+        store.call(|_| ()).await.unwrap();
     }
 }

@@ -20,10 +20,10 @@ use twobox::store::asynchronous::{
     AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, AsyncWriting,
 };
 use twobox::{
-    Applied, AsyncHandler, Batch, Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump,
-    EventId, EventState, Fingerprint, Handled, InProcess, Inbox, Load, Message, Millis, OrderId,
-    OrderingKey, OutboxRow, Owner, Query, Reader, Reason, Receipt, Request, Rows, Store,
-    StoreError, Table, Tables, Transaction,
+    Applied, AsyncHandler, Batch, Body, Checked, Claim, CommitOrder, Consumer, DeliveryPolicy,
+    Draft, Dump, EventId, EventState, Fingerprint, Handled, InProcess, Inbox, Load, Message,
+    Millis, OrderId, OrderingKey, OutboxRow, Owner, Query, Reader, Reason, Receipt, Request, Rows,
+    Settle, Store, StoreError, Table, Tables, Transaction,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -34,7 +34,9 @@ const LEASE: Duration = Duration::from_secs(30);
 const START: Millis = Millis::new(1_000_000);
 
 fn settings(name: &str) -> RelaySettings {
-    RelaySettings { poll: HOUR, lease: LEASE, ..RelaySettings::new(Owner::new(name).unwrap()) }
+    let publish_timeout = HOUR * 1_000_000;
+    let own = RelaySettings::new(Owner::new(name).unwrap());
+    RelaySettings { poll: HOUR, lease: LEASE, publish_timeout, ..own }
 }
 
 /// Settings with which an event is never given up.
@@ -777,6 +779,34 @@ async fn a_batch_goes_on_if_one_of_its_leases_is_lost() {
     assert_eq!(outbox(&*shared), []);
 }
 
+/// F25: such a call is dropped when the rest of it is overdue, and keeps no slot.
+#[tokio::test(start_paused = true)]
+async fn f25_a_batch_with_a_lost_lease_is_dropped_when_it_hangs() {
+    let (shared, (publisher, mut asks)) = (Arc::new(MemoryStore::new()), told());
+    let store = Arc::new(Flaky::on(shared.clone()));
+    commit(&*shared, 1, 1, START);
+    commit(&*shared, 2, 2, START);
+    let batches = Batches { told: publisher, most: 2, calls: Arc::default() };
+    let impatient = RelaySettings { publish_timeout: LEASE * 9, ..settings("relay-1") };
+    let relay = RelayTask::spawn(store.clone(), batches, impatient, tokio_clock(START)).unwrap();
+    let (_, mut answer) = asks.next().await;
+    store.set(Some(Fault::Begin));
+    // Its leases run out, and another takes the first of its lanes.
+    sleep(LEASE + Duration::from_secs(1)).await;
+    let policy = Checked::<DeliveryPolicy>::default();
+    let now = START + (LEASE + Duration::from_secs(1));
+    let claim = Claim::new(&policy, Owner::new("relay-2").unwrap(), LEASE, 1).unwrap();
+    let rival = shared.run(claim, now).unwrap().leased.remove(0);
+    let settle = Settle::new(&policy, [rival.settle(1, None)]);
+    assert_eq!(shared.run(settle, now).unwrap().confirmed, 1);
+    store.set(None);
+    relay.wait_for(|status| status.counters.stale == 1).await;
+    timeout(LEASE * 10, answer.closed()).await.expect("F25: it hangs for ever");
+    let end = relay.wait_for(|status| status.publishing == 0).await;
+    assert_eq!((end.phase, end.error), (Phase::Running, None));
+    assert_eq!((end.counters.overdue, end.hung), (1, 0));
+}
+
 /// A publisher that likes so many at once, and writes down how many it got.
 struct Batches {
     told: Told,
@@ -889,4 +919,56 @@ async fn consumers_in_the_same_process() {
             .collect();
         assert_eq!(*events, wanted, "{lane}");
     }
+}
+
+/// F25: a publish that never ends is dropped when its time is over, has failed, and keeps nothing
+/// else from being published, also where it takes the only slot.
+#[tokio::test(start_paused = true)]
+async fn f25_what_hangs_is_dropped() {
+    let (store, (publisher, mut asks)) = (memory(), told());
+    let settings = RelaySettings {
+        publishes: 2,
+        publish_timeout: Duration::from_secs(10),
+        ..settings("relay-1")
+    };
+    let relay = RelayTask::spawn(store.clone(), publisher, settings, tokio_clock(START)).unwrap();
+    store.call(|store| (0..12).for_each(|n| commit(store, n, n, START))).await.unwrap();
+    relay.waker().wake();
+    let hung = [asks.next().await, asks.next().await];
+    let began = Instant::now();
+    for _ in 2..12 {
+        asks.confirm().await;
+    }
+    assert_eq!(began.elapsed().as_secs(), 10, "F25: the others go on when these are overdue");
+    let status = relay.wait_for(|status| status.counters.confirmed == 10).await;
+    assert_eq!((status.hung, status.counters.overdue, status.counters.failed), (0, 2, 2));
+    assert!(hung.into_iter().all(|(_, answer)| answer.is_closed()), "their futures are dropped");
+    // They come again after their backoff.
+    asks.confirm().await;
+    asks.confirm().await;
+    relay.wait_for(|status| status.counters.confirmed == 12).await;
+}
+
+/// F26, P10: events that take long keep no others waiting, however many of their keys the relay
+/// holds.
+#[tokio::test(start_paused = true)]
+async fn f26_slow_keys_keep_no_other_waiting() {
+    let (store, (publisher, mut asks)) = (memory(), told());
+    let small = RelaySettings { window: 32, run: 8, ..settings("relay-1") };
+    let relay = RelayTask::spawn(store.clone(), publisher, small, tokio_clock(START)).unwrap();
+    store.call(|store| (0..90).for_each(|n| commit(store, n, n % 9, START))).await.unwrap();
+    relay.waker().wake();
+    let mut slow = Vec::new();
+    for _ in 0..9 {
+        slow.push(asks.next().await);
+    }
+    let began = Instant::now();
+    store.call(|store| (100..200).for_each(|n| commit(store, n, n, START))).await.unwrap();
+    relay.waker().wake();
+    for _ in 100..200 {
+        let id = asks.confirm().await;
+        assert_eq!(id.len(), "e100".len(), "one of the others: {id}");
+    }
+    assert_eq!(began.elapsed(), Duration::ZERO, "F26");
+    relay.wait_for(|status| status.counters.confirmed == 100).await;
 }

@@ -1,13 +1,13 @@
 //! The reference store of twobox: all tables in memory, without std.
 //!
-//! It says what every store must do, in the fewest words, and it is the model that others are
+//! It shows what every store must do, in the fewest lines, and it is the model that others are
 //! checked against: its [`State`] can be cloned, compared and hashed. A crash loses what was not
 //! committed, and nothing else; that is what [`MemoryStore::crash`] does. When the program ends,
 //! everything is gone.
 //!
-//! One transaction writes at a time, and any number of views may be open meanwhile. To begin a
-//! transaction while another one is open waits by spinning; on the same thread that is for ever, as
-//! with any lock.
+//! One transaction writes at a time, and any number of views may be open meanwhile. Beginning a
+//! transaction while another one is open waits by spinning; on the same thread that is a deadlock,
+//! as with any lock.
 //!
 //! ```
 //! use twobox::{Fingerprint, Millis, Register, Registered, Request, Store};
@@ -24,20 +24,17 @@
 
 extern crate alloc;
 
-use alloc::vec::Vec;
+use alloc::borrow::Cow;
 use core::convert::Infallible;
 use core::ops::Bound;
 
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use spin::{Mutex, MutexGuard};
+use twobox::store::{Inconsistent, RowByRow, answer};
 use twobox::{
-    Applied, Batch, CallState, Delivery, Due, EventId, EventRow, EventState, Finished, InboxState,
-    IndexEntry, Key, Lane, Load, Millis, OrderingKey, Query, Reader, Record, Rows, Stats, Store,
-    Stored, Table, Tables, Transaction, Write,
+    Applied, Batch, EventId, IndexEntry, Key, Load, Millis, OrderingKey, Query, Reader, Rows,
+    Store, Stored, Table, Tables, Transaction, Write,
 };
-
-/// A purge looks at no more than so many rows for each that it may remove.
-const LOOKS: usize = 16;
 
 /// A store in memory.
 #[derive(Debug, Default)]
@@ -46,7 +43,7 @@ pub struct MemoryStore {
     writer: Mutex<()>,
 }
 
-/// All tables at one moment. To clone it costs next to nothing: states share what they have in
+/// All tables at one moment. Cloning it costs next to nothing: states share what they have in
 /// common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct State {
@@ -134,187 +131,63 @@ impl Load for State {
     type Error = Infallible;
 
     fn load(&mut self, query: &Query) -> Result<Rows, Infallible> {
-        Ok(match query {
-            Query::Rows(keys) => {
-                let rows = keys.as_slice().iter().filter_map(|key| self.get(key));
-                Rows::of(rows.cloned().collect())
-            }
-            Query::Due(due) => Rows { lanes: self.due(due), ..Rows::default() },
-            Query::Deliveries { events, run } => self.deliveries(events, *run),
-            Query::Dead { after, limit } => {
-                let after = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-                let dead = self.dead.range::<EventId, _>((after, Bound::Unbounded)).take(*limit);
-                let deliveries = dead.map(|id| self.delivery(id, false)).collect();
-                Rows { deliveries, ..Rows::default() }
-            }
-            Query::Finished(finished) => self.finished(finished),
-            Query::Stats { now } => Rows { stats: self.counted(*now), ..Rows::default() },
-            Query::Walk { table, after, limit } => {
-                let rows = self.after(*table, after.as_ref()).take(*limit);
-                Rows::of(rows.cloned().collect())
-            }
-        })
+        answer(self, query)
+    }
+}
+
+impl RowByRow for State {
+    type Error = Infallible;
+
+    fn row(&self, key: &Key) -> Result<Option<Cow<'_, Stored>>, Infallible> {
+        Ok(self.get(key).map(Cow::Borrowed))
+    }
+
+    fn rows_after(
+        &self,
+        table: Table,
+        after: Option<&Key>,
+    ) -> impl Iterator<Item = Result<Cow<'_, Stored>, Infallible>> {
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let rows = self.tables[table as usize].range::<Key, _>((after, Bound::Unbounded));
+        rows.map(|(_, row)| Ok(Cow::Borrowed(row)))
+    }
+
+    fn due_from(
+        &self,
+        floor: Millis,
+    ) -> impl Iterator<Item = Result<(Millis, OrderingKey), Infallible>> {
+        let entries = self.due.range((floor, None)..);
+        entries.filter_map(|(due, key)| Some(Ok((*due, key.clone()?))))
+    }
+
+    fn places_from(
+        &self,
+        lane: &OrderingKey,
+        sequence: u64,
+    ) -> impl Iterator<Item = Result<(u64, EventId), Infallible>> {
+        let places = self.places.range((lane.clone(), sequence)..=(lane.clone(), u64::MAX));
+        places.map(|((_, sequence), id)| Ok((*sequence, id.clone())))
+    }
+
+    fn dead_after(
+        &self,
+        after: Option<&EventId>,
+    ) -> impl Iterator<Item = Result<EventId, Infallible>> {
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let dead = self.dead.range::<EventId, _>((after, Bound::Unbounded));
+        dead.map(|id| Ok(id.clone()))
+    }
+
+    /// Nothing is damaged in memory, so a batch has taken away what others need: it is not one of
+    /// a transition.
+    fn inconsistent(&self, found: Inconsistent) -> Infallible {
+        unreachable!("{found}")
     }
 }
 
 impl State {
     fn get(&self, key: &Key) -> Option<&Stored> {
         self.tables[key.table() as usize].get(key)
-    }
-
-    /// The rows of a table after a key.
-    fn after(&self, table: Table, after: Option<&Key>) -> impl Iterator<Item = &Stored> {
-        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.tables[table as usize].range::<Key, _>((after, Bound::Unbounded)).map(|(_, row)| row)
-    }
-
-    /// How an event stands, which must be there.
-    fn delivery(&self, id: &EventId, envelope: bool) -> Delivery {
-        let Some(Record::Event(event)) = self.get(&Key::Event(id.clone())).map(|row| &row.record)
-        else {
-            unreachable!("the index leads to event {id}, which is not there");
-        };
-        self.delivery_of(event.clone(), envelope)
-    }
-
-    fn delivery_of(&self, event: EventRow, envelope: bool) -> Delivery {
-        let key = Key::Outbox(event.event.id.clone());
-        let outbox = self.get(&key).and_then(|stored| match &stored.record {
-            Record::Outbox(_, row) => Some((row.clone(), stored.revision)),
-            Record::Request(..)
-            | Record::Order(..)
-            | Record::Event(_)
-            | Record::Lane(..)
-            | Record::Inbox(..)
-            | Record::Effect(..)
-            | Record::Position(..)
-            | Record::Call(..) => None,
-        });
-        Delivery::new(event, outbox, envelope)
-    }
-
-    /// A lane without events, which must be there.
-    fn lane(&self, key: &OrderingKey) -> Lane {
-        let stored = self.get(&Key::Lane(key.clone()));
-        let Some(Stored { record: Record::Lane(key, row), revision }) = stored else {
-            unreachable!("an event or the index leads to lane {key}, which is not there");
-        };
-        let (key, row, revision) = (key.clone(), row.clone(), *revision);
-        Lane { key, row, revision, pending: Vec::new() }
-    }
-
-    /// The pending events of a lane, in the order of their sequence.
-    fn pending(&self, lane: &Lane, envelope: bool) -> impl Iterator<Item = Delivery> {
-        let from = (lane.key.clone(), lane.row.head);
-        let places = self.places.range(from..=(lane.key.clone(), u64::MAX));
-        let at = places.map(move |((_, sequence), id)| (*sequence, self.delivery(id, envelope)));
-        let row = lane.row.clone();
-        at.filter(move |(sequence, delivery)| {
-            let state = EventState::of(&row, &delivery.row);
-            let pending = matches!(state, EventState::Pending | EventState::Leased);
-            pending && delivery.row.sequence == *sequence
-        })
-        .map(|(_, delivery)| delivery)
-    }
-
-    fn due(&self, Due { now, floor, lanes, run, events, bytes }: &Due) -> Vec<Lane> {
-        let mut found = Vec::with_capacity(self.due.size().min(*lanes));
-        let (mut events, mut bytes) = (*events, *bytes);
-        let start = (*floor, None);
-        let lane_of = |(due, key): &(Millis, Option<OrderingKey>)| (*due, key.clone());
-        for (due, key) in self.due.range(start..).map(lane_of).take(*lanes) {
-            let Some(key) = key.filter(|_| events > 0 && bytes > 0 && due < Millis::MAX) else {
-                break;
-            };
-            let mut lane = self.lane(&key);
-            if due > *now {
-                found.push(lane);
-                break;
-            }
-            let most = usize::try_from(lane.row.pending_at_most()).unwrap_or(usize::MAX);
-            let mut pending = Vec::with_capacity(most.min(*run));
-            for delivery in self.pending(&lane, true).take(*run) {
-                let size = delivery.event.as_ref().map_or(0, |event| event.body.bytes().len());
-                pending.push(delivery);
-                bytes = bytes.saturating_sub(size);
-                if bytes == 0 {
-                    break;
-                }
-            }
-            events = events.saturating_sub(pending.len());
-            lane.pending = pending;
-            found.push(lane);
-        }
-        found
-    }
-
-    fn deliveries(&self, events: &[EventId], run: usize) -> Rows {
-        let there = events.iter().filter(|id| self.get(&Key::Event((*id).clone())).is_some());
-        let deliveries: Vec<Delivery> = there.map(|id| self.delivery(id, false)).collect();
-        let mut keys: Vec<_> = deliveries.iter().map(|next| next.row.lane.clone()).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        let lane = |key| {
-            let lane = self.lane(key);
-            Lane { pending: self.pending(&lane, false).take(run).collect(), ..lane }
-        };
-        Rows { deliveries, lanes: keys.iter().map(lane).collect(), ..Rows::default() }
-    }
-
-    fn finished(&self, Finished { table, until, after, limit }: &Finished) -> Rows {
-        let mut found = Rows::default();
-        let mut last: Option<&Stored> = None;
-        for (looked, stored) in self.after(*table, after.as_ref()).enumerate() {
-            let full = found.rows.len() + found.deliveries.len() == *limit;
-            if full || looked == limit.saturating_mul(LOOKS) {
-                found.next = last.map(|stored| stored.record.key());
-                break;
-            }
-            last = Some(stored);
-            let since = match &stored.record {
-                Record::Request(_, row) => row.placed.as_ref().map(|placed| placed.at),
-                Record::Order(_, row) => Some(row.committed_at),
-                Record::Lane(key, row) => {
-                    let places = (key.clone(), 0)..=(key.clone(), u64::MAX);
-                    let empty = self.places.range(places).next().is_none();
-                    (empty && row.index_due().is_none()).then_some(row.changed_at)
-                }
-                Record::Inbox(_, _, row) => (row.state == InboxState::Applied).then_some(row.at),
-                Record::Position(_, _, row) => Some(row.at),
-                Record::Call(_, _, row) => (row.state == CallState::Done).then_some(row.at),
-                Record::Event(row) => {
-                    // None is confirmed before it is committed.
-                    let outbox = Key::Outbox(row.event.id.clone());
-                    if row.event.time > *until && self.get(&outbox).is_none() {
-                        continue;
-                    }
-                    let delivery = self.delivery_of(row.clone(), false);
-                    let lane = self.lane(&delivery.row.lane);
-                    let since = EventState::of(&lane.row, &delivery.row);
-                    let since = since.finished_since(row.event.time);
-                    if since.is_some_and(|since| since <= *until) {
-                        found.deliveries.push(delivery);
-                    }
-                    None
-                }
-                Record::Outbox(..) | Record::Effect(..) => None,
-            };
-            if since.is_some_and(|since| since <= *until) {
-                found.rows.push(stored.clone());
-            }
-        }
-        found
-    }
-
-    fn counted(&self, now: Millis) -> Stats {
-        let mut stats = Stats::default();
-        for key in self.due.iter().filter_map(|(_, key)| key.as_ref()) {
-            let lane = self.lane(key);
-            let pending: Vec<Delivery> = self.pending(&lane, false).collect();
-            stats.add_lane(now, &lane.row, pending.iter().map(|delivery| &delivery.row));
-        }
-        self.dead.iter().for_each(|id| stats.add_dead(&self.delivery(id, false).row));
-        stats
     }
 
     fn apply(&mut self, batch: &Batch) -> Applied {

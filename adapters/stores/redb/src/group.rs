@@ -10,8 +10,8 @@
 //! last one gives way a few times, as long as fewer are there than were at the commit before. After
 //! a commit for one alone, nobody does.
 //!
-//! - Nobody is answered before everything is durable that the answer follows from: also one that
-//!   wrote nothing waits for the commit, if others wrote before it (P1, P2, P5).
+//! - Nobody is answered before everything that the answer follows from is durable: a caller that
+//!   wrote nothing waits for the commit too, if others wrote before it (P1, P2, P5).
 //! - redb cannot take back a part of a transaction. When somebody gives up after they have written,
 //!   or panics, the whole is rolled back, and each of the others does its work again, in a
 //!   transaction of its own, where nobody can spoil it.
@@ -42,7 +42,7 @@ pub(crate) struct Group {
     before: AtomicUsize,
 }
 
-/// How many share a commit at most: callers that never cease to come would put it off for ever.
+/// How many callers share a commit at most: an endless stream of callers would put it off for ever.
 const MOST: usize = 256;
 
 /// How often a commit lets others run who were in the one before, and may not be awake yet.

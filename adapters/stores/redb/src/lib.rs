@@ -1,15 +1,15 @@
-//! twobox on [redb]: outbox and inbox in an embedded database file, the user's own tables in the
-//! same commits.
+//! twobox on [redb]: outbox and inbox in an embedded database file, with the user's own tables in
+//! the same commits.
 //!
 //! Each commit is durable when it returns (but see [`RedbOptions::sync_deliveries`]), and atomic
 //! (P2, P5): the rows of twobox and the user's, or none of them. One transaction writes at a time,
-//! so guards never fail here, except in a transaction of the user's that read before. To begin a
-//! transaction waits for the one that is open; on the same thread that is for ever, as with any
+//! so guards never fail here, except in a transaction of the user's that read before. Beginning a
+//! transaction waits for the one that is open; on the same thread that is a deadlock, as with any
 //! lock.
 //!
 //! Callers of [`Store::run`] and [`Store::write`] that come at the same time share a commit, and
 //! each returns when it is durable. So the more threads write, the fewer syncs each of them costs;
-//! one that is alone waits for nobody.
+//! a lone caller waits for nobody.
 //!
 //! ```
 //! use redb::{ReadableDatabase, TableDefinition};
@@ -55,10 +55,10 @@
 //!
 //! # Damage
 //!
-//! Opening verifies the file (see [`RedbOptions::verify_on_open`]) and refuses without changing a
-//! byte what is damaged, not closed properly and beyond repair, of another version, or not ours.
-//! Each row has a checksum that is checked when it is read. What makes redb panic all the same
-//! comes out as [`RedbError::Damaged`], unless the program is built to abort on a panic.
+//! Opening verifies the file (see [`RedbOptions::verify_on_open`]). It refuses, without changing a
+//! byte, a file that is damaged, beyond repair, of another version, or not ours. Each row has a
+//! checksum that is checked when it is read. Damage that makes redb panic all the same becomes
+//! [`RedbError::Damaged`], unless the program is built to abort on a panic.
 //!
 //! # Without std
 //!

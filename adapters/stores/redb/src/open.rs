@@ -64,11 +64,11 @@ impl RedbOptions {
 
     /// Whether opening verifies the checksums of the whole file. Default true.
     ///
-    /// redb does not verify its pages when it reads them, so damage would be found late: the rows
+    /// redb does not verify its pages when it reads them, so damage would be found late. The rows
     /// have checksums of their own and never come out changed, but damage elsewhere can lead to
-    /// rows as they once were or hide some, it can make redb panic, and one that comes up while a
-    /// database is closed ends the process. It costs reading the whole file once; turn it off if
-    /// that takes too long for your file, and verify at another time with
+    /// rows as they once were, or hide some. It can also make redb panic, which ends the process if
+    /// it happens while a database is being closed. Verifying reads the whole file once; turn it
+    /// off if that takes too long for your file, and verify at another time with
     /// [`redb::Database::check_integrity`]. A reader ([`RedbOptions::open_read_only`]) cannot
     /// verify.
     pub const fn verify_on_open(mut self, verify: bool) -> Self {
@@ -90,12 +90,12 @@ impl RedbOptions {
     /// alone. Default true.
     ///
     /// If not, they cost no sync, and become durable with the next other commit, or when the store
-    /// is closed. When the process ends before, or the power fails, events that were confirmed are
-    /// delivered again, and what was counted as a failure or a start is not; as at any time, a
-    /// consumer's inbox absorbs that (P3, P5). But an event that kills the process before any other
-    /// commit does so again and again, with no start counted (F4): say no only where none can.
-    /// Everything else is durable when it returns, as ever. A store that is
-    /// [shared](RedbOptions::shared) makes every commit durable.
+    /// is closed. If the process is killed or the power fails before that, events that were
+    /// confirmed are delivered again, which a consumer's inbox absorbs as always (P3, P5), and
+    /// starts and failures that were counted are forgotten. An event that kills the process before
+    /// any other commit therefore does so again and again, without a start being counted (F4): turn
+    /// this off only where no event can. Everything else is durable when it returns, as always. A
+    /// store that is [shared](RedbOptions::shared) makes every commit durable.
     pub const fn sync_deliveries(mut self, sync: bool) -> Self {
         self.sync_deliveries = sync;
         self
@@ -106,8 +106,8 @@ impl RedbOptions {
 impl RedbOptions {
     /// Creates a store at a path where there is nothing.
     ///
-    /// The file is complete before it gets its name, so a crash leaves a whole store or none; what
-    /// it may leave beside it is a file with a name that ends in `.new`, which can be removed.
+    /// The file is complete before it gets its name, so a crash leaves a whole store or none. It
+    /// may leave a file beside it whose name ends in `.new`, which can be removed.
     ///
     /// # Errors
     ///
@@ -305,7 +305,7 @@ fn fresh_path(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Gives the file its name, if nothing has that name, and sees to it that it keeps it.
+/// Gives the file its name, if nothing has that name, and makes the name durable.
 #[cfg(feature = "std")]
 fn publish(fresh: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(fresh, path) {

@@ -1,10 +1,10 @@
 //! What the traits ask of an async store beside what they ask of every store.
 
-use twobox::store::asynchronous::{AsyncLoad, AsyncStore, AsyncTables, AsyncTransaction};
-use twobox::{Batch, Change, Expect, Key, Query, Record, Revision, RunError, Stored};
+use twobox::store::asynchronous::{AsyncLoad, AsyncStore, AsyncTables, AsyncTransaction, write};
+use twobox::{Batch, Change, Expect, Key, Millis, Query, Record, Revision, RunError, Stored};
 
 use super::AsyncHarness;
-use crate::contract::{batch, put, rows, same};
+use crate::contract::{Fixed, batch, put, rows, same};
 use crate::failure::{Failure, ensure};
 
 /// Calls a macro with the names of all contract tests for async stores alone:
@@ -16,6 +16,7 @@ macro_rules! each_async_contract {
         $callback! {
             { $($given)* }
             steps_in_one_trip_are_as_one_by_one a_dropped_transaction_leaves_nothing
+            run_and_write_commit_once
         }
     };
 }
@@ -137,5 +138,62 @@ pub fn a_dropped_transaction_leaves_nothing<H: AsyncHarness>() -> Result<(), Fai
         let order = batch(vec![put(Expect::Absent, Record::clone(&order))])?;
         let ended = harness.store().autocommit(&order).await;
         ensure(ended.is_ok(), || "after that nothing can be written any more".to_string())
+    })
+}
+
+/// What a store may do in its own way, `run` and `write`, comes to one commit of what was written,
+/// and to nothing after an error. `run` in a transaction is committed with it, and only then.
+///
+/// # Errors
+///
+/// What was there, or missing.
+pub fn run_and_write_commit_once<H: AsyncHarness>() -> Result<(), Failure> {
+    let order = rows::order("order", rows::body("an order")?)?;
+    let now = Millis::new(0);
+    let updates = |there: u64| {
+        let expect = match there {
+            0 => Expect::Absent,
+            at => Expect::Revision(Revision::from_stored(at)),
+        };
+        let query = Query::rows([order.key()]);
+        let batch = batch(vec![put(expect, order.clone())])?;
+        Ok::<_, Failure>(Fixed { query, batch, may_be_lost: false })
+    };
+    let right = |writes| {
+        let revision = Revision::from_stored(writes);
+        [Stored { record: order.clone(), revision }]
+    };
+    H::block_on(async {
+        let mut harness = H::open().await;
+        harness.store().run(updates(0)?, now).await.map_err(Failure::store)?;
+        same("after run", &committed(harness.store()).await?, &right(1))?;
+        let update = updates(1)?;
+        let ended = write(harness.store(), now, async |tx| tx.run(&update).await).await;
+        ended.map_err(|error| Failure::store(error.flatten()))?;
+        same("after write", &committed(harness.store()).await?, &right(2))?;
+        let update = updates(2)?;
+        let ended = write(harness.store(), now, async |tx| {
+            tx.run(&update).await.map_err(|error| error.to_string())?;
+            Err::<(), _>("it fails".to_string())
+        });
+        let ended = ended.await;
+        ensure(matches!(&ended, Err(RunError::Refused(why)) if why == "it fails"), || {
+            format!("write gives {ended:?}, and its work fails")
+        })?;
+        same("after write whose work fails", &committed(harness.store()).await?, &right(2))?;
+        let mut tx = harness.store().begin().await.map_err(Failure::store)?;
+        tx.run(updates(2)?, now).await.map_err(Failure::store)?;
+        drop(tx);
+        let what = "after run in a transaction that was dropped";
+        same(what, &committed(harness.store()).await?, &right(2))?;
+        let mut tx = harness.store().begin().await.map_err(Failure::store)?;
+        tx.run(updates(2)?, now).await.map_err(Failure::store)?;
+        tx.commit().await.map_err(Failure::store)?;
+        let ended = harness.store().run(updates(1)?, now).await;
+        ensure(matches!(ended, Err(RunError::Conflict(_))), || {
+            format!("run gives {ended:?}, and a guard does not hold")
+        })?;
+        harness = harness.crash().await;
+        same("after that and a crash", &committed(harness.store()).await?, &right(3))
     })
 }

@@ -12,7 +12,7 @@ use std::task::Poll;
 use twobox::flow::{ExchangeFlow, Exchanged};
 use twobox::store::NoCall;
 use twobox::store::asynchronous::{
-    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, Ended, drive,
+    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, Ended, drive, write,
 };
 use twobox::{
     Applied, Batch, Checked, Claim, Committed, Dump, Handled, Key, Millis, Operated, Query,
@@ -280,7 +280,7 @@ impl<H: AsyncHarness, const W: bool> Side for AsyncFaulty<H, W> {
         placing: &Placing<'_>,
         now: Millis,
     ) -> Ran<(Registered, Committed), AsyncErrorOf<H>, UserError<AsyncErrorOf<H>>> {
-        self.wait_for(self.write(now, async |tx| {
+        self.wait_for(write(self, now, async |tx| {
             let registered = tx.run(Register::new(placing.request)).await.map_err(UserError::of)?;
             if let Some((key, value)) = placing.own {
                 H::put_own_row(&mut tx.inner, key, value).await.map_err(UserError::own)?;
@@ -295,7 +295,7 @@ impl<H: AsyncHarness, const W: bool> Side for AsyncFaulty<H, W> {
         consuming: &Consuming,
         now: Millis,
     ) -> Ran<(Received, bool), AsyncErrorOf<H>, UserError<AsyncErrorOf<H>>> {
-        self.wait_for(self.write(now, async |tx| {
+        self.wait_for(write(self, now, async |tx| {
             let received = tx.run(&consuming.receive).await.map_err(UserError::of)?;
             let intend = consuming.intend.as_ref().filter(|_| received == Received::Applied);
             let new = match intend {

@@ -155,4 +155,6 @@ pub struct Async<H, const WRITES_FIRST: bool = false>(PhantomData<H>);
 
 impl<H: AsyncHarness, const WRITES_FIRST: bool> Subject for Async<H, WRITES_FIRST> {
     type Side = faulty::AsyncFaulty<H, WRITES_FIRST>;
+    // The faulty one passes on what an async store may do in its own way.
+    type Own = faulty::AsyncFaulty<H, WRITES_FIRST>;
 }

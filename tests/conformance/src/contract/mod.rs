@@ -1,26 +1,42 @@
 //! What the traits of the core ask of every store, checked without the rules: guards, revisions,
 //! commit and rollback, answers to queries, and values that stores like to spoil.
 
+mod beside;
 mod compare;
+mod damage;
+mod drivers;
 mod model;
 pub(crate) mod rows;
 mod shadow;
+mod sizes;
 mod states;
 mod values;
 
 use twobox::{
-    Applied, Batch, Change, Due, Expect, Key, LaneEdit, LaneRow, Lease, Load, Millis, OrderingKey,
-    Owner, Query, Reader, Record, Revision, Rows, Store, Stored, Table, Tables, Transaction,
+    Applied, Batch, Change, Due, EventId, Expect, Key, LaneEdit, LaneRow, Lease, Load, Millis,
+    OrderingKey, Owner, Query, Reader, Record, Revision, Rows, Store, Stored, Table, Tables,
+    Transaction,
 };
 
 use crate::failure::{Failure, ensure, short};
 use crate::harness::Harness;
 
+pub use beside::{
+    a_view_is_a_snapshot, an_answer_is_of_one_moment, revisions_go_on, two_writers_lose_nothing,
+};
 pub(crate) use compare::{same, same_answer};
+pub use damage::{a_damaged_row_is_an_error, another_format_is_refused};
+pub use drivers::{
+    a_panic_leaves_nothing, own_rows_are_kept_as_the_harness_says, readings_are_answers,
+    run_writes_once, transact_ends_as_its_work_says, write_commits_what_its_work_wrote,
+};
 pub use model::{answers_are_those_of_the_model, answers_follow_every_change, walk_in_pages};
+pub use sizes::{answers_and_batches_of_any_size, bodies_of_any_size, keys_of_any_length};
+pub(crate) use states::Fixed;
 pub use states::{any_change_is_followed, every_state_follows_every_state};
 pub use values::{
-    any_bytes_in_bodies, every_state_comes_back, numbers_at_their_limits, texts_at_their_limits,
+    any_bytes_in_bodies, columns_are_kept_apart, every_state_comes_back, numbers_at_their_limits,
+    texts_at_their_limits,
 };
 
 /// Calls a macro with the names of all contract tests: `each_contract!(callback, anything)`.
@@ -30,10 +46,17 @@ macro_rules! each_contract {
     ($callback:path, $($given:tt)*) => {
         $callback! {
             { $($given)* }
-            a_broken_guard_stops_the_whole_batch revisions_count_writes what_is_not_committed_is_not_there
-            what_is_committed_stays reads_its_own_writes answers_are_those_of_the_model answers_follow_every_change
-            a_lane_changes_under_its_token walk_in_pages any_bytes_in_bodies texts_at_their_limits numbers_at_their_limits every_state_comes_back
-            every_state_follows_every_state any_change_is_followed
+            a_broken_guard_stops_the_whole_batch revisions_count_writes
+            what_is_not_committed_is_not_there what_is_committed_stays reads_its_own_writes
+            answers_are_those_of_the_model answers_follow_every_change
+            a_lane_changes_under_its_token walk_in_pages any_bytes_in_bodies texts_at_their_limits
+            numbers_at_their_limits every_state_comes_back every_state_follows_every_state
+            any_change_is_followed transact_ends_as_its_work_says run_writes_once
+            write_commits_what_its_work_wrote a_panic_leaves_nothing
+            own_rows_are_kept_as_the_harness_says a_view_is_a_snapshot two_writers_lose_nothing
+            revisions_go_on answers_and_batches_of_any_size keys_of_any_length bodies_of_any_size
+            columns_are_kept_apart readings_are_answers
+            an_answer_is_of_one_moment
         }
     };
 }
@@ -199,23 +222,24 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
     let lease = Some(Lease { owner, until: Millis::new(20), through: 8 });
     let leased = LaneRow { lease, token: 5, ..row };
     let other = rows::lane("other", Some(Millis::new(20)))?;
-    fill(&harness, &[Record::Lane(key.clone(), leased.clone()), other])?;
+    let ends = OrderingKey::new("ends").map_err(Failure::new)?;
+    let last = Record::Lane(ends.clone(), leased.clone());
+    fill(&harness, &[Record::Lane(key.clone(), leased.clone()), other, last])?;
     let at = Millis::new(15);
     let change = |lane: &str, token, edit: LaneEdit| {
         let key = OrderingKey::new(lane).map_err(Failure::new)?;
         Ok(Change::Lane { key, token, edit, at })
     };
     let renew = || LaneEdit::Renew { until: Millis::new(40) };
-    let free = || LaneEdit::Free {
-        head: 6,
-        confirmed: 5,
-        starts: 0,
-        due: Millis::new(30),
-        blocked_by: None,
+    let freed = |head, blocked_by| {
+        let due = Millis::new(30);
+        LaneEdit::Free { head, confirmed: head - 1, starts: 0, due, blocked_by }
     };
+    let free = || freed(6, None);
+    let shorter = || LaneEdit::Renew { until: Millis::new(30) };
     // An append meanwhile.
     let mut tx = harness.store().begin().map_err(Failure::store)?;
-    let appended = LaneRow { next: leased.next + 1, ..leased };
+    let appended = LaneRow { next: leased.next + 1, ..leased.clone() };
     let append = Record::Lane(key.clone(), appended.clone());
     write(&mut tx, vec![put(Expect::Revision(Revision::FIRST), append)])?;
     tx.commit().map_err(Failure::store)?;
@@ -225,6 +249,7 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         change("lane", 6, free())?,
         change("other", 5, free())?,
         change("nobody", 5, renew())?,
+        change("lane", 5, freed(appended.next + 1, None))?,
     ];
     for bad in bad {
         let what = format!("a batch with the bad {bad:?}");
@@ -236,8 +261,20 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         drop(tx);
         same(&format!("{what} must write nothing"), &committed(&harness)?, &right)?;
     }
+    // With nothing left in it, or blocked, it is not due any more.
+    let dead = Some(EventId::new("dead").map_err(Failure::new)?);
+    for edit in [freed(leased.next, None), freed(6, dead)] {
+        let what = format!("a lane after {edit:?}, which is not due any more");
+        let row = leased.edited(5, &edit, at).ok_or_else(|| Failure::new("the token is right"))?;
+        let mut tx = harness.store().begin().map_err(Failure::store)?;
+        write(&mut tx, vec![change("ends", 5, edit)?])?;
+        let keys = Query::rows([Key::Lane(ends.clone())]);
+        let record = Record::Lane(ends.clone(), row);
+        let right = [Stored { record, revision: Revision::FIRST.next() }];
+        same(&what, &load(&mut tx, &keys)?.rows, &right)?;
+    }
     let mut row = appended;
-    for (writes, edit) in (3..).zip([renew(), free()]) {
+    for (writes, edit) in (3..).zip([renew(), shorter(), free()]) {
         let mut tx = harness.store().begin().map_err(Failure::store)?;
         let order = rows::order(&format!("order-{writes}"), rows::body("an order")?)?;
         let what = format!("a lane after {edit:?}");

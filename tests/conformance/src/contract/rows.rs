@@ -36,6 +36,16 @@ pub(crate) fn order(id: &str, body: Body) -> Made<Record> {
     ))
 }
 
+/// A small number that follows from an id, so that rows with different ids differ in more.
+fn kind(id: &str) -> u64 {
+    id.bytes().map(u64::from).sum::<u64>() % 5
+}
+
+/// The type of an event, one of a few.
+fn type_of(id: &str) -> Made<EventType> {
+    EventType::new(["order.created", "order.paid", "sent"][kind(id) as usize % 3]).map_err(invalid)
+}
+
 /// An event in a lane of its own.
 pub(super) fn event(id: &str, body: Body) -> Made<Record> {
     event_in(id, "customer-7", 1, body)
@@ -45,23 +55,23 @@ pub(super) fn event_in(id: &str, lane: &str, sequence: u64, body: Body) -> Made<
     let event = Event {
         id: EventId::new(id).map_err(invalid)?,
         order: OrderId::new("order:req-001").map_err(invalid)?,
-        event_type: EventType::new("order.created").map_err(invalid)?,
+        event_type: type_of(id)?,
         schema_version: 1,
         ordering_key: OrderingKey::new(lane).map_err(invalid)?,
         time: Millis::new(9),
         headers: Headers::new(),
         body,
     };
-    Ok(Record::Event(EventRow { event, sequence, due: Millis::new(10) }))
+    Ok(Record::Event(EventRow { event, sequence, due: Millis::new(10 + kind(id)) }))
 }
 
 pub(super) fn outbox(id: &str, lane: &str, sequence: u64, state: DeliveryState) -> Made<Record> {
     let row = OutboxRow {
         lane: OrderingKey::new(lane).map_err(invalid)?,
         sequence,
-        event_type: EventType::new("order.created").map_err(invalid)?,
+        event_type: type_of(id)?,
         committed_at: Millis::new(9),
-        due: Millis::new(10),
+        due: Millis::new(12 + kind(id)),
         starts: 2,
         failures: 1,
         state,
@@ -225,6 +235,21 @@ pub(super) fn every_shape() -> Made<Vec<Record>> {
         }
     }
     Ok(records)
+}
+
+/// A request, and the order with these events that it has placed.
+pub(super) fn placed(name: &str, events: &[&str]) -> Made<Vec<Record>> {
+    let (request, order) = (request("placed", name)?, order(name, body("an order")?)?);
+    let (Record::Request(key, row), Record::Order(id, order)) = (request, order) else {
+        return Ok(Vec::new());
+    };
+    let events = events.iter().map(|id| EventId::new(*id).map_err(invalid));
+    let events = events.collect::<Made<Vec<_>>>()?;
+    let placed = Some(PlacedOrder { order: id.clone(), events, at: Millis::new(8) });
+    Ok(vec![
+        Record::Request(key.clone(), RequestRow { placed, ..row }),
+        Record::Order(id, OrderRow { request: key, ..order }),
+    ])
 }
 
 /// Rows of the receiver and requests that a purge may remove, and some that it may not.

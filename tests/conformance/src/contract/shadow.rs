@@ -108,8 +108,6 @@ impl Shadow {
             due(late, start, all, all, all, all),
             due(middle, start, all, 2, all, all),
             due(late, middle, all, 1, all, all),
-            Query::Stats { now: middle },
-            Query::Stats { now: late },
             Query::Dead { after: None, limit: all },
             Query::Deliveries { events: events.clone(), run: all },
             Query::rows(keys.iter().cloned()),
@@ -134,6 +132,8 @@ impl Shadow {
         events.sort_unstable();
         let events = events.into_iter().step_by(3).collect();
         queries.push(Query::Deliveries { events, run: 2 });
+        // What is counted wrongly says least of what is wrong.
+        queries.extend([Millis::new(13), middle, late].map(|now| Query::Stats { now }));
         Ok(queries)
     }
 }

@@ -1,5 +1,5 @@
-//! Every state to every state, and changes at random: what an adapter keeps to find rows must follow
-//! each change, in whichever way it is written.
+//! Every state to every state, and changes at random: what an adapter keeps to find rows must
+//! follow each change, in whichever way it is written.
 
 use twobox::{
     Batch, CallRow, CallState, Change, Decision, DeliveryState, EventId, Expect, InboxRow,
@@ -63,6 +63,21 @@ fn lane_states(name: &str) -> Result<Vec<State>, Failure> {
     Ok([None].into_iter().chain(states).collect())
 }
 
+/// A lane with events in this state: due, leased, or blocked.
+fn with_events(row: LaneRow, state: usize) -> LaneRow {
+    // With nothing pending it is not due.
+    let due = row.due.filter(|_| row.head < row.next);
+    let leased = |until| {
+        let owner = Owner::new("relay-1").ok()?;
+        Some(Lease { owner, until, through: row.head + 2 })
+    };
+    match state {
+        0 => LaneRow { due, ..row },
+        1 => LaneRow { due, lease: due.and_then(leased), ..row },
+        _ => LaneRow { due: None, blocked_by: EventId::new("dead").ok(), ..row },
+    }
+}
+
 /// The states of rows in other tables from which they may be removed, or not.
 fn other_states(name: &str) -> Result<Vec<Vec<State>>, Failure> {
     let reason = Some(Reason::new("a reason"));
@@ -92,8 +107,8 @@ fn other_states(name: &str) -> Result<Vec<Vec<State>>, Failure> {
 /// Rows that change together: the key of each, and its states, one after the other.
 struct Tour {
     rows: Vec<(Key, [State; 3])>,
-    /// The lanes of the events, with how far each has come after each change.
-    lanes: Vec<(OrderingKey, LaneRow, [u64; 3])>,
+    /// The lanes of the events, as each is after each change.
+    lanes: Vec<(OrderingKey, [LaneRow; 3])>,
     events: Vec<Record>,
 }
 
@@ -105,19 +120,25 @@ impl Tour {
         for at in threes(6) {
             count += 1;
             // Ids do not sort as sequences do, and each lane has a few events of each kind.
-            let (id, lane) = (format!("e{:03}", count * 89 % 997), format!("lane {}", count % 24));
-            let place = 1 + u64::try_from(count / 24).unwrap_or(0);
+            let (id, lane) = (format!("e{:03}", count * 89 % 997), format!("lane {}", count % 27));
+            let place = 1 + u64::try_from(count / 27).unwrap_or(0);
             tour.events.push(rows::event_in(&id, &lane, place, rows::body("an event")?)?);
             tour.add(&outbox_states(&id, &lane, place)?, at);
         }
-        for lane in 0..24_u64 {
-            let due = Some(Millis::new(100 + lane));
+        for (lane, at) in threes(3).enumerate() {
+            let due = Some(Millis::new(100 + lane as u64));
             let Record::Lane(key, row) = rows::lane(&format!("lane {lane}"), due)? else {
                 continue;
             };
             // It stands still, moves on, or moves past everything; and back again.
-            let heads = [[1, 1, 1], [1, 4, 8], [1, 2_000, 5], [3, 3, 2_000]];
-            tour.lanes.push((key, LaneRow { next: 2_000, ..row }, heads[(lane % 4) as usize]));
+            let heads = [[1, 1, 1], [1, 4, 8], [1, 2_000, 5], [3, 3, 2_000]][lane % 4];
+            let mut step = 0;
+            let rows = at.map(|state| {
+                let row = LaneRow { head: heads[step], next: 2_000, ..row.clone() };
+                step += 1;
+                with_events(row, state)
+            });
+            tour.lanes.push((key, rows));
         }
         for at in threes(6) {
             let name = format!("l{:03}", at[0] * 100 + at[1] * 10 + at[2]);
@@ -144,18 +165,33 @@ impl Tour {
         if step == 0 {
             changes.extend(self.events.iter().cloned().map(|row| put(Expect::Absent, row)));
         }
-        for (key, row, heads) in &self.lanes {
-            let mut row = LaneRow { head: heads[step], ..row.clone() };
-            // With nothing pending it is not due.
-            row.due = row.due.filter(|_| row.head < row.next);
-            changes.extend(to(
-                shadow,
-                &Key::Lane(key.clone()),
-                Some(Record::Lane(key.clone(), row)),
-            ));
+        for (key, rows) in &self.lanes {
+            let row = Record::Lane(key.clone(), rows[step].clone());
+            changes.extend(to(shadow, &Key::Lane(key.clone()), Some(row)));
         }
         for (key, states) in &self.rows {
             changes.extend(to(shadow, key, states[step].clone()));
+        }
+        batch(changes)
+    }
+}
+
+impl Tour {
+    /// Removes the events with what happened to them, and leaves their lanes idle.
+    fn end(&self, shadow: &Shadow) -> Result<Batch, Failure> {
+        let mut changes = Vec::new();
+        for row in shadow.rows() {
+            let state = match &row.record {
+                Record::Event(_) | Record::Outbox(..) => None,
+                Record::Lane(key, lane) if self.lanes.iter().any(|(this, _)| this == key) => {
+                    let idle = LaneRow { head: lane.next, blocked_by: None, ..lane.clone() };
+                    Some(Record::Lane(key.clone(), LaneRow { lease: None, due: None, ..idle }))
+                }
+                Record::Lane(..) | Record::Request(..) | Record::Order(..) => continue,
+                Record::Inbox(..) | Record::Effect(..) => continue,
+                Record::Position(..) | Record::Call(..) => continue,
+            };
+            changes.extend(to(shadow, &row.record.key(), state));
         }
         batch(changes)
     }
@@ -201,6 +237,13 @@ pub fn every_state_follows_every_state<H: Harness>() -> Result<(), Failure> {
             let when = format!("{when} and a crash");
             shadow.check(&mut harness.store().view().map_err(Failure::store)?, &[], &when)?;
         }
+        // The events go, and their lanes with nothing left in them can go.
+        let changes = tour.end(&shadow)?;
+        let mut tx = harness.store().begin().map_err(Failure::store)?;
+        applied(&mut shadow, &changes, tx.apply(&changes).map_err(Failure::store)?)?;
+        tx.commit().map_err(Failure::store)?;
+        let when = "after all events were removed";
+        shadow.check(&mut harness.store().view().map_err(Failure::store)?, &LIMITS, when)?;
     }
     Ok(())
 }
@@ -237,10 +280,10 @@ fn applied(shadow: &mut Shadow, batch: &Batch, found: twobox::Applied) -> Result
 }
 
 /// A transition that asks one thing and writes another, which is decided already.
-struct Fixed {
-    query: Query,
-    batch: Batch,
-    may_be_lost: bool,
+pub(crate) struct Fixed {
+    pub(crate) query: Query,
+    pub(crate) batch: Batch,
+    pub(crate) may_be_lost: bool,
 }
 
 impl Transition for Fixed {
@@ -255,6 +298,19 @@ impl Transition for Fixed {
         let decision = Decision::new(self.batch.clone(), ());
         Ok(if self.may_be_lost { decision.may_be_lost() } else { decision })
     }
+}
+
+/// What a batch does, in a few words.
+fn described(batch: &Batch) -> String {
+    let one = |change: &Change| match change {
+        Change::Put { expect: Expect::Absent, record } => format!("insert {}", record.key()),
+        Change::Put { expect: Expect::Revision(at), record } => {
+            format!("update {} at {}", record.key(), at.get())
+        }
+        Change::Delete { expect, key } => format!("remove {key} at {}", expect.get()),
+        Change::Lane { key, token, edit, .. } => format!("lane {key} under {token}: {edit:?}"),
+    };
+    batch.changes().iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// A store with what is in it, and what may be in it after a crash.
@@ -325,11 +381,8 @@ impl<H: Harness> Walker<H> {
             "rolled back",
         ]);
         let may_be_lost = self.chance.once_in(4);
-        self.log.push(format!(
-            "{way}{}: {}",
-            if may_be_lost { " (may be lost)" } else { "" },
-            short(&changes)
-        ));
+        let lost = if may_be_lost { " (may be lost)" } else { "" };
+        self.log.push(format!("{way}{lost}: {}", described(&changes)));
         let query = self.question(&changes);
         let fixed = Fixed { query: query.clone(), batch: changes, may_be_lost };
         let decision = fixed.decide(Millis::new(0), &Rows::default());
@@ -493,7 +546,11 @@ impl<H: Harness> Walker<H> {
 
     fn new_event(&mut self, wanted: &mut Vec<(Key, State)>) -> Result<(), Failure> {
         let lane = self.chance.of(NAMES);
-        let id = format!("{}-{}", self.chance.below(10), self.next);
+        // The id of one that was there, or was not committed, comes again with something else.
+        let id = format!("e{:02}", self.chance.below(40));
+        if self.shadow.get(&Key::Event(EventId::new(&id).map_err(Failure::new)?)).is_some() {
+            return Ok(());
+        }
         let event =
             rows::event_in(&id, lane, self.next, rows::body(vec![7; self.chance.below(9)])?)?;
         self.next += 1 + self.chance.below(2) as u64;

@@ -2,8 +2,9 @@
 //! their limits (F19).
 
 use twobox::{
-    CallRow, CallState, DeliveryState, Due, Event, EventId, EventRow, InboxRow, InboxState,
-    LaneRow, Lease, Load, Millis, OutboxRow, Owner, PositionRow, Query, Reader, Reason, Record,
+    Body, CallRow, CallState, DeliveryState, Due, Event, EventId, EventRow, EventType, Fingerprint,
+    Headers, InboxRow, InboxState, LaneRow, Lease, Load, Millis, OrderId, OrderRow, OutboxRow,
+    Owner, PlacedOrder, PositionRow, Query, Reader, Reason, Record, RequestKey, RequestRow,
     Revision, Stored,
 };
 
@@ -12,7 +13,7 @@ use crate::failure::{Failure, ensure};
 use crate::harness::Harness;
 
 /// Writes the records and finds them again, one by one and all together, before and after a crash.
-fn come_back<H: Harness>(what: &str, records: &[Record]) -> Result<(), Failure> {
+pub(super) fn come_back<H: Harness>(what: &str, records: &[Record]) -> Result<(), Failure> {
     let mut harness = H::open();
     fill(&harness, records)?;
     let mut right: Vec<Stored> = records
@@ -191,10 +192,20 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
         1,
         9,
         10,
+        127,
+        128,
         255,
         256,
+        32_767,
+        32_768,
+        65_535,
+        65_536,
+        i32::MAX as u64,
+        i32::MAX as u64 + 1,
         u64::from(u32::MAX),
         u64::from(u32::MAX) + 1,
+        (1 << 53) - 1,
+        (1 << 53) + 1,
         i64::MAX as u64 - 1,
         i64::MAX as u64,
     ];
@@ -314,4 +325,130 @@ pub fn every_state_comes_back<H: Harness>() -> Result<(), Failure> {
         ));
     }
     come_back::<H>("every shape of a row", &records)
+}
+
+/// Every column is kept for itself: in rows in which no two columns of one kind have the same
+/// value, whatever they usually have. A text that is there and empty is not one that is absent, and
+/// a text that is cut is not the same.
+///
+/// # Errors
+///
+/// The first row that came back otherwise.
+pub fn columns_are_kept_apart<H: Harness>() -> Result<(), Failure> {
+    come_back::<H>("rows whose columns all differ", &apart()?)
+}
+
+fn apart() -> Result<Vec<Record>, Failure> {
+    let time = |n: u64| Millis::new(5_000 + n);
+    let id = |text: &str| EventId::new(text).map_err(Failure::new);
+    let mut records = Vec::new();
+    let fingerprints = [
+        Fingerprint::of([("note", "n".repeat(100))]),
+        Fingerprint::of([("note", "é".repeat(200))]),
+        Fingerprint::of_bytes(b""),
+    ];
+    for (n, fingerprint) in fingerprints.into_iter().enumerate() {
+        let Record::Request(key, _) = rows::request("shop", &format!("apart-{n}"))? else {
+            continue;
+        };
+        let order = OrderId::new("another").map_err(Failure::new)?;
+        let placed = Some(PlacedOrder { order, events: vec![id("one")?, id("b")?], at: time(2) });
+        records
+            .push(Record::Request(key, RequestRow { fingerprint, registered_at: time(1), placed }));
+    }
+    if let Record::Order(id, _) = rows::order("apart", rows::body("an order")?)? {
+        let request = RequestKey::new("another shop", "another request").map_err(Failure::new)?;
+        let body = Body::json("{}").map_err(Failure::new)?;
+        let row = OrderRow { request, committed_at: time(3), body };
+        records.push(Record::Order(id, row));
+    }
+    let owner = Owner::new("relay-1").map_err(Failure::new)?;
+    let lane = |name: &str, with: u32| {
+        let Record::Lane(key, _) = rows::lane(name, None)? else {
+            return Err(Failure::new("a lane"));
+        };
+        let lease = Lease { owner: owner.clone(), until: time(5), through: 93 };
+        let row = LaneRow {
+            next: 99,
+            head: 91,
+            confirmed: 81,
+            due: (with & 1 == 1).then(|| time(6)),
+            starts: 71,
+            token: 61,
+            lease: (with & 2 == 2).then_some(lease),
+            blocked_by: if with & 4 == 4 { Some(id("blocks")?) } else { None },
+            begun: time(7),
+            changed_at: time(8),
+        };
+        Ok(Record::Lane(key, row))
+    };
+    for with in 0..8 {
+        records.push(lane(&format!("lane-{with}"), with)?);
+    }
+    let states = [
+        DeliveryState::Pending,
+        DeliveryState::Dead(time(11)),
+        DeliveryState::Discarded(time(12)),
+        DeliveryState::Cancelled(time(13)),
+    ];
+    let event_type = EventType::new("order.shipped").map_err(Failure::new)?;
+    let reasons = [None, Some(Reason::new("")), Some(Reason::new("because"))];
+    for (n, state) in (1..).zip(states) {
+        for (m, reason) in (0..).zip(&reasons) {
+            for moved in [false, true] {
+                let place = 100 * n + 10 * m + u64::from(moved);
+                let name = format!("event-{place}");
+                if let Record::Event(row) =
+                    rows::event_in(&name, "lane-1", place, rows::body("e")?)?
+                {
+                    let event = Event {
+                        time: time(21),
+                        schema_version: 5,
+                        event_type: event_type.clone(),
+                        order: OrderId::new("the order").map_err(Failure::new)?,
+                        headers: Headers::new().with("name", "value").map_err(Failure::new)?,
+                        body: Body::text("a text").map_err(Failure::new)?,
+                        ..row.event
+                    };
+                    records.push(Record::Event(EventRow { event, due: time(22), ..row }));
+                }
+                if let Record::Outbox(id, row) = rows::outbox(&name, "lane-1", place, state)? {
+                    let sequence = if moved { place + 5_000 } else { place };
+                    let row = OutboxRow { sequence, committed_at: time(21), due: time(23), ..row };
+                    let row = OutboxRow { event_type: event_type.clone(), ..row };
+                    let row =
+                        OutboxRow { starts: 5, failures: 3, moved, reason: reason.clone(), ..row };
+                    records.push(Record::Outbox(id, row));
+                }
+            }
+        }
+    }
+    for state in [InboxState::Applied, InboxState::Failing, InboxState::Poisoned] {
+        for (m, reason) in reasons.iter().enumerate() {
+            // An applied event need not have an effect.
+            for effect in [false, true] {
+                let name = format!("{}-{m}-{effect}", state.name());
+                if let Record::Inbox(consumer, id, row) = rows::inbox("loyalty", &name, state)? {
+                    let row = InboxRow { effect, reason: reason.clone(), failures: 4, ..row };
+                    records.push(Record::Inbox(consumer, id, row));
+                }
+            }
+        }
+    }
+    let odd = Body::new("application/x-odd", b"odd").map_err(Failure::new)?;
+    records.push(rows::effect("loyalty", "apart", odd)?);
+    if let Record::Position(consumer, key, _) = rows::position("loyalty", "apart")? {
+        let row = PositionRow { begun: time(31), sequence: 41, at: time(32) };
+        records.push(Record::Position(consumer, key, row));
+    }
+    for state in [CallState::Intended, CallState::Started, CallState::Done, CallState::Unknown] {
+        for (m, note) in reasons.iter().enumerate() {
+            let name = format!("{}-{m}", state.name());
+            if let Record::Call(consumer, id, row) = rows::call("loyalty", &name, state)? {
+                let row = CallRow { note: note.clone(), starts: m as u32, at: time(33), ..row };
+                records.push(Record::Call(consumer, id, row));
+            }
+        }
+    }
+    Ok(records)
 }

@@ -129,6 +129,7 @@ impl Default for Policy {
             events: ten * 6,
             inbox: ten * 15,
             requests: ten * 6,
+            orders: Some(ten * 6),
             ..Retention::default()
         };
         Self { kept: kept.checked(&delivery).unwrap(), delivery }

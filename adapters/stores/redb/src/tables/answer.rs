@@ -3,16 +3,15 @@
 use alloc::vec::Vec;
 use core::ops::Bound;
 
-use redb::ReadableTable;
 use twobox::codec;
 use twobox::{
     CallState, Delivery, DeliveryState, Due, EventId, EventState, Finished, InboxState, Key, Lane,
-    Millis, OrderingKey, Query, Record, Rows, Stats, Stored, Table,
+    Millis, OrderingKey, PlacedOrder, Query, Record, Rows, Stats, Stored, Table,
 };
 
-use super::load::{Opened, Scratch, Tables};
+use super::load::{Look, Opened, Scratch};
 use super::seal::Seal;
-use super::{Source, Start, due, place};
+use super::{Source, due, place};
 use crate::error::{RedbError, shielded};
 
 /// A purge looks at no more than so many rows for each that it may remove.
@@ -23,7 +22,11 @@ pub(crate) fn load<S: Source>(
     Opened { tables, scratch, .. }: &mut Opened<'_, S>,
     query: &Query,
 ) -> Result<Rows, RedbError> {
-    shielded(|| match query {
+    shielded(|| answer(tables, query, scratch))
+}
+
+fn answer(tables: &dyn Look, query: &Query, scratch: &mut Scratch) -> Result<Rows, RedbError> {
+    match query {
         Query::Rows(keys) => {
             let mut rows = Vec::with_capacity(keys.as_slice().len());
             for key in keys.as_slice() {
@@ -47,12 +50,12 @@ pub(crate) fn load<S: Source>(
             rows.truncate(*limit);
             Ok(Rows::of(rows))
         }
-    })
+    }
 }
 
 /// A lane that the index says is due at this time.
-fn due_lane<S: Source>(
-    tables: &Tables<'_, S>,
+fn due_lane(
+    tables: &dyn Look,
     at: Millis,
     key: &[u8],
     scratch: &mut Scratch,
@@ -66,8 +69,8 @@ fn due_lane<S: Source>(
     }
 }
 
-fn lanes_due<S: Source>(
-    tables: &Tables<'_, S>,
+fn lanes_due(
+    tables: &dyn Look,
     Due { now, floor, lanes, run, events, bytes }: &Due,
     scratch: &mut Scratch,
 ) -> Result<Vec<Lane>, RedbError> {
@@ -77,9 +80,9 @@ fn lanes_due<S: Source>(
     // A block that begins before the floor has lanes of its own time only.
     let start = match floor.get() {
         0 => Bound::Unbounded,
-        _ => Bound::Included(Start(&start)),
+        _ => Bound::Included(&start[..]),
     };
-    for block in tables.due()?.range((start, Bound::Unbounded))? {
+    for block in tables.due()?.range(start)? {
         let (key, sealed) = block?;
         let (at, block) = due::lanes(key.value(), sealed.value())?;
         for key in block {
@@ -100,8 +103,8 @@ fn lanes_due<S: Source>(
     Ok(found)
 }
 
-fn deliveries<S: Source>(
-    tables: &Tables<'_, S>,
+fn deliveries(
+    tables: &dyn Look,
     events: &[EventId],
     run: usize,
     scratch: &mut Scratch,
@@ -128,15 +131,15 @@ fn lane_is_missing(key: &OrderingKey) -> RedbError {
     due::error(key.as_str().as_bytes(), "there is an event in it, but no such row")
 }
 
-fn dead<S: Source>(
-    tables: &Tables<'_, S>,
+fn dead(
+    tables: &dyn Look,
     after: Option<&EventId>,
     limit: usize,
     scratch: &mut Scratch,
 ) -> Result<Rows, RedbError> {
-    let after = after.map_or(Bound::Unbounded, |id| Bound::Excluded(Start(id.as_str().as_bytes())));
+    let after = after.map_or(Bound::Unbounded, |id| Bound::Excluded(id.as_str().as_bytes()));
     let mut found = Rows::default();
-    for entry in tables.dead()?.range((after, Bound::Unbounded))?.take(limit) {
+    for entry in tables.dead()?.range(after)?.take(limit) {
         let entry = entry?.0;
         found.deliveries.push(dead_event(tables, entry.value(), scratch)?);
     }
@@ -144,11 +147,7 @@ fn dead<S: Source>(
 }
 
 /// An event that the index says is dead.
-fn dead_event<S: Source>(
-    tables: &Tables<'_, S>,
-    id: &[u8],
-    scratch: &mut Scratch,
-) -> Result<Delivery, RedbError> {
+fn dead_event(tables: &dyn Look, id: &[u8], scratch: &mut Scratch) -> Result<Delivery, RedbError> {
     let delivery = tables.delivery(id, &mut scratch.decoder)?;
     let delivery = delivery.ok_or_else(|| place::index_error(id, "there is no such event"))?;
     if matches!(delivery.row.state, DeliveryState::Dead(_)) {
@@ -159,8 +158,8 @@ fn dead_event<S: Source>(
 }
 
 /// Looks at the rows of a table after a key, for as long as `look` wants more.
-fn walk<S: Source>(
-    tables: &Tables<'_, S>,
+fn walk(
+    tables: &dyn Look,
     table: Table,
     after: Option<&Key>,
     scratch: &mut Scratch,
@@ -168,8 +167,8 @@ fn walk<S: Source>(
 ) -> Result<(), RedbError> {
     let mut start = Vec::new();
     after.iter().for_each(|key| codec::encode_key(key, &mut start));
-    let start = after.map_or(Bound::Unbounded, |_| Bound::Excluded(Start(&start)));
-    for found in tables.rows(table)?.range((start, Bound::Unbounded))? {
+    let start = after.map_or(Bound::Unbounded, |_| Bound::Excluded(start.as_slice()));
+    for found in tables.rows(table)?.range(start)? {
         let (key, sealed) = found?;
         let stored = tables.read(table, key.value(), sealed.value(), &mut scratch.decoder)?;
         if !look(scratch, stored)? {
@@ -179,8 +178,8 @@ fn walk<S: Source>(
     Ok(())
 }
 
-fn finished<S: Source>(
-    tables: &Tables<'_, S>,
+fn finished(
+    tables: &dyn Look,
     finished: &Finished,
     scratch: &mut Scratch,
 ) -> Result<Rows, RedbError> {
@@ -196,8 +195,8 @@ fn finished<S: Source>(
     }
 }
 
-fn finished_rows<S: Source>(
-    tables: &Tables<'_, S>,
+fn finished_rows(
+    tables: &dyn Look,
     Finished { table, until, after, limit }: &Finished,
     scratch: &mut Scratch,
 ) -> Result<Rows, RedbError> {
@@ -211,8 +210,18 @@ fn finished_rows<S: Source>(
             return Ok(false);
         }
         let since = match &stored.record {
-            Record::Request(_, row) => row.placed.as_ref().map(|placed| placed.at),
-            Record::Order(_, row) => Some(row.committed_at),
+            Record::Request(_, row) => match &row.placed {
+                Some(placed) if placed.at <= *until && !is_awaited(tables, placed, scratch)? => {
+                    Some(placed.at)
+                }
+                Some(_) | None => None,
+            },
+            Record::Order(id, row) if row.committed_at <= *until => {
+                let request = tables.get(&Key::Request(row.request.clone()), scratch)?;
+                let kept = request.is_some_and(|request| request.record.places(id));
+                (!kept).then_some(row.committed_at)
+            }
+            Record::Order(..) => None,
             Record::Lane(key, row) => {
                 let idle = row.index_due().is_none() && row.changed_at <= *until;
                 let gone = idle && tables.is_without_events(key.as_str(), &mut scratch.place)?;
@@ -235,19 +244,19 @@ fn finished_rows<S: Source>(
     Ok(found)
 }
 
-fn finished_events<S: Source>(
-    tables: &Tables<'_, S>,
+fn finished_events(
+    tables: &dyn Look,
     Finished { until, after, limit, .. }: &Finished,
     scratch: &mut Scratch,
 ) -> Result<Rows, RedbError> {
     let mut found = Rows::default();
     let mut start = Vec::new();
     after.iter().for_each(|key| codec::encode_key(key, &mut start));
-    let start = after.as_ref().map_or(Bound::Unbounded, |_| Bound::Excluded(Start(&start)));
+    let start = after.as_ref().map_or(Bound::Unbounded, |_| Bound::Excluded(start.as_slice()));
     let looks = limit.saturating_mul(LOOKS);
     // Where to go on, if there is anything behind it.
     let mut last = None;
-    for (n, event) in tables.rows(Table::Events)?.range((start, Bound::Unbounded))?.enumerate() {
+    for (n, event) in tables.rows(Table::Events)?.range(start)?.enumerate() {
         if last.is_some() {
             found.next = last;
             break;
@@ -267,9 +276,25 @@ fn finished_events<S: Source>(
     Ok(found)
 }
 
+/// Whether an event of an order is pending or dead.
+fn is_awaited(
+    tables: &dyn Look,
+    placed: &PlacedOrder,
+    scratch: &mut Scratch,
+) -> Result<bool, RedbError> {
+    for id in &placed.events {
+        let delivery = tables.delivery(id.as_str().as_bytes(), &mut scratch.decoder)?;
+        let Some(delivery) = delivery else { continue };
+        if !is_finished(tables, &delivery, Millis::MAX, scratch)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Whether nothing can happen to an event any more since this time.
-fn is_finished<S: Source>(
-    tables: &Tables<'_, S>,
+fn is_finished(
+    tables: &dyn Look,
     delivery: &Delivery,
     until: Millis,
     scratch: &mut Scratch,
@@ -285,13 +310,9 @@ fn is_finished<S: Source>(
     Ok(since.is_some_and(|since| since <= until))
 }
 
-fn stats<S: Source>(
-    tables: &Tables<'_, S>,
-    now: Millis,
-    scratch: &mut Scratch,
-) -> Result<Stats, RedbError> {
+fn stats(tables: &dyn Look, now: Millis, scratch: &mut Scratch) -> Result<Stats, RedbError> {
     let mut stats = Stats::default();
-    for block in tables.due()?.iter()? {
+    for block in tables.due()?.range(Bound::Unbounded)? {
         let (key, sealed) = block?;
         let (at, block) = due::lanes(key.value(), sealed.value())?;
         for key in block {
@@ -300,7 +321,7 @@ fn stats<S: Source>(
             stats.add_lane(now, &lane.row, lane.pending.iter().map(|next| &next.row));
         }
     }
-    for entry in tables.dead()?.iter()? {
+    for entry in tables.dead()?.range(Bound::Unbounded)? {
         stats.add_dead(&dead_event(tables, entry?.0.value(), scratch)?.row);
     }
     Ok(stats)

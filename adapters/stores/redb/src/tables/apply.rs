@@ -9,13 +9,13 @@ use core::ops::Range;
 use redb::{TableError, WriteTransaction};
 use twobox::codec;
 use twobox::{
-    Applied, Batch, Change, DeliveryState, Key, Query, Record, Revision, Rows, Seen, Stored, Table,
-    Write,
+    Applied, Batch, Change, DeliveryState, Key, Lane, OrderingKey, Query, Record, Revision, Rows,
+    Seen, Stored, Table, Write,
 };
 
 use super::answer::load;
 use super::due::Moves;
-use super::load::{Opened, Scratch, Tables};
+use super::load::{Look, Opened, Scratch, Tables};
 use super::seal::Seal;
 use super::{DEAD, DUE, PLACES, ROWS, Source, place};
 use crate::error::{RedbError, shielded};
@@ -71,8 +71,8 @@ struct Known<'a> {
     /// order of keys.
     asked: &'a [Key],
     found: &'a [Stored],
-    /// Lanes in the order of their keys, each as a row would be.
-    lanes: Vec<Stored>,
+    /// Lanes in the order of their keys.
+    lanes: Vec<&'a Lane>,
     /// Those before these places are before the key that was asked for last.
     next: (usize, usize, usize),
 }
@@ -88,22 +88,22 @@ impl<'a> Known<'a> {
             | Query::Stats { .. }
             | Query::Walk { .. } => (&[][..], &[][..]),
         };
-        let lane = |lane: &twobox::Lane| Stored {
-            record: Record::Lane(lane.key.clone(), lane.row.clone()),
-            revision: lane.revision,
-        };
-        let mut lanes: Vec<Stored> = rows.lanes.iter().map(lane).collect();
-        lanes.sort_by(|a, b| key_of(a).cmp(&key_of(b)));
+        let mut lanes: Vec<&Lane> = rows.lanes.iter().collect();
+        lanes.sort_by(|a, b| a.key.cmp(&b.key));
         Self { asked, found, lanes, next: (0, 0, 0) }
+    }
+
+    /// The lane of this key, if it is known.
+    fn lane(&mut self, key: &Key) -> Option<&'a Lane> {
+        let Key::Lane(key) = key else { return None };
+        let next = &mut self.next.2;
+        *next += self.lanes[*next..].iter().take_while(|lane| lane.key < *key).count();
+        self.lanes.get(*next).copied().filter(|lane| lane.key == *key)
     }
 
     /// The row of this key, or that there is none; nothing if that is not known.
     fn get(&mut self, key: &Key) -> Option<Option<&Stored>> {
-        let (asked, found, lanes) = &mut self.next;
-        *lanes += self.lanes[*lanes..].iter().take_while(|lane| is_before(lane, key)).count();
-        if let Some(lane) = self.lanes.get(*lanes).filter(|lane| is_at(lane, key)) {
-            return Some(Some(lane));
-        }
+        let (asked, found, _) = &mut self.next;
         *found += self.found[*found..].iter().take_while(|row| is_before(row, key)).count();
         if let Some(row) = self.found.get(*found).filter(|row| is_at(row, key)) {
             return Some(Some(row));
@@ -111,10 +111,6 @@ impl<'a> Known<'a> {
         *asked += self.asked[*asked..].iter().take_while(|asked| *asked < key).count();
         (self.asked.get(*asked) == Some(key)).then_some(None)
     }
-}
-
-fn key_of(lane: &Stored) -> Option<&str> {
-    if let Record::Lane(key, _) = &lane.record { Some(key.as_str()) } else { None }
 }
 
 fn is_before(stored: &Stored, key: &Key) -> bool {
@@ -169,13 +165,11 @@ impl Old {
     fn of(stored: &Stored) -> Self {
         match &stored.record {
             Record::Lane(_, row) => row.index_due().map_or(Self::Nothing, Self::Due),
-            Record::Event(row) => Self::Place(event_place(row)),
-            Record::Outbox(id, row) => match row.state {
+            Record::Event(row) => Self::Place(place_at(&row.event.ordering_key, row.sequence)),
+            Record::Outbox(_, row) => match row.state {
                 DeliveryState::Dead(_) => Self::Dead,
                 DeliveryState::Pending if row.moved => {
-                    let mut place = Vec::new();
-                    place::write(row.lane.as_str(), row.sequence, id.as_str(), &mut place);
-                    Self::Place(place)
+                    Self::Place(place_at(&row.lane, row.sequence))
                 }
                 DeliveryState::Pending
                 | DeliveryState::Discarded(_)
@@ -191,10 +185,9 @@ impl Old {
     }
 }
 
-fn event_place(row: &twobox::EventRow) -> Vec<u8> {
-    let (lane, id) = (row.event.ordering_key.as_str(), row.event.id.as_str());
-    let mut place = Vec::with_capacity(lane.len() + id.len() + 9);
-    place::write(lane, row.sequence, id, &mut place);
+fn place_at(lane: &OrderingKey, sequence: u64) -> Vec<u8> {
+    let mut place = Vec::with_capacity(lane.as_str().len() + 9);
+    place::write(lane.as_str(), sequence, &mut place);
     place
 }
 
@@ -209,13 +202,17 @@ struct Checked<'a> {
 
 /// What a change writes, if its guard holds, and what stood in the index before.
 fn check<'c>(
-    tables: &Tables<'_, WriteTransaction>,
+    tables: &dyn Look,
     scratch: &mut Scratch,
     known: &mut Known<'_>,
     change: &'c Change,
     key: &Key,
     bytes: &[u8],
 ) -> Result<Option<(Write<'c>, Old)>, RedbError> {
+    if let Some(Lane { row, revision, .. }) = known.lane(key) {
+        let old = row.index_due().map_or(Old::Nothing, Old::Due);
+        return Ok(change.on_lane(row, *revision).map(|write| (write, old)));
+    }
     if let Some(found) = known.get(key) {
         let write = change.on(found);
         return Ok(write.map(|write| (write, found.map_or(Old::Nothing, Old::of))));
@@ -230,12 +227,12 @@ fn check<'c>(
 
 /// The same for an event, whose body is not read for it.
 fn check_event<'c>(
-    tables: &Tables<'_, WriteTransaction>,
+    tables: &dyn Look,
     change: &'c Change,
     id: &[u8],
 ) -> Result<Option<(Write<'c>, Old)>, RedbError> {
     let place = tables.place_of(id)?;
-    let revision = place.as_deref().map(|place| tables.revision_at(place)).transpose()?;
+    let revision = place.as_deref().map(|place| tables.revision_at(place, id)).transpose()?;
     let write = match change {
         Change::Put { expect, record } => {
             expect.holds(revision).then(|| Write::Put(Cow::Borrowed(record), expect.written()))
@@ -260,7 +257,7 @@ fn write(
         match table {
             Table::Events => write_events(tables, keys, changes, scratch)?,
             Table::Outbox => {
-                write_moved(tables, changes, scratch)?;
+                write_moved(tables, keys, changes, scratch)?;
                 write_dead(tables, keys, changes)?;
                 write_rows(tables, table, keys, changes, scratch)?;
             }
@@ -315,7 +312,9 @@ fn write_rows(
     let mut rows = taken(&mut tables.rows[at], || tables.source.table(ROWS[at]))?;
     for checked in changes {
         let key = &keys[checked.key.clone()];
-        match checked.put() {
+        let put = checked.put();
+        tables.wrote(table, key, put.is_some());
+        match put {
             None => drop(rows.remove(key)?),
             Some((record, revision)) => {
                 buffer.clear();
@@ -342,12 +341,11 @@ fn write_events(
     for checked in changes {
         let id = &keys[checked.key.clone()];
         let new = checked.put();
+        tables.wrote(Table::Events, id, new.is_some());
         place.clear();
         if let Some((Record::Event(row), _)) = new {
-            place::write_sequence(row.event.ordering_key.as_str(), row.sequence, place);
+            place::write(row.event.ordering_key.as_str(), row.sequence, place);
         }
-        let before = place.len();
-        place.extend_from_slice(id);
         if let Old::Place(old) = &checked.old
             && (new.is_none() || old != place)
             && places.remove(old.as_slice())?.is_none()
@@ -359,13 +357,12 @@ fn write_events(
             continue;
         };
         buffer.clear();
+        place::write_id(id, buffer);
         codec::encode_value(record, revision, buffer);
         Seal::PLACES.seal(place, buffer);
         places.insert(place.as_slice(), buffer.as_slice())?;
-        buffer.clear();
-        buffer.extend_from_slice(&place[..before]);
-        Seal::of(Table::Events).seal(id, buffer);
-        rows.insert(id, buffer.as_slice())?;
+        Seal::of(Table::Events).seal(id, place);
+        rows.insert(id, place.as_slice())?;
     }
     tables.rows[at] = rows.into();
     tables.places = places.into();
@@ -375,14 +372,13 @@ fn write_events(
 /// Writes the places of events that were moved: nothing stands there but that they are here now.
 fn write_moved(
     tables: &mut Tables<'_, WriteTransaction>,
+    keys: &[u8],
     changes: &[Checked<'_>],
     Scratch { buffer, .. }: &mut Scratch,
 ) -> Result<(), RedbError> {
     let new = |checked: &Checked<'_>| match checked.put() {
-        Some((Record::Outbox(id, row), _)) if row.moved && row.state == DeliveryState::Pending => {
-            let mut place = Vec::new();
-            place::write(row.lane.as_str(), row.sequence, id.as_str(), &mut place);
-            Some(place)
+        Some((Record::Outbox(_, row), _)) if row.moved && row.state == DeliveryState::Pending => {
+            Some(place_at(&row.lane, row.sequence))
         }
         Some(_) | None => None,
     };
@@ -400,6 +396,7 @@ fn write_moved(
         }
         if let Some(place) = new {
             buffer.clear();
+            place::write_id(&keys[checked.key.clone()], buffer);
             Seal::PLACES.seal(&place, buffer);
             places.insert(place.as_slice(), buffer.as_slice())?;
         }

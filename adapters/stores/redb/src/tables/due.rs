@@ -6,11 +6,10 @@
 //! what comes from its key on and before that of the next one. Its value has its lanes in their
 //! order, one at least, each with its length before it, and a checksum.
 
-use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::mem;
-use core::ops::Bound;
+use core::ops::{Bound, Range};
 
 use redb::{ReadableTable, Table};
 use twobox::Millis;
@@ -27,15 +26,22 @@ const FULL: usize = 1024;
 /// together in a transaction is written together.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
-    come: Vec<(Millis, Box<[u8]>)>,
-    go: Vec<(Millis, Box<[u8]>)>,
+    come: Vec<Moved>,
+    go: Vec<Moved>,
+    /// The names of the lanes, one after the other.
+    names: Vec<u8>,
 }
+
+/// A time, and where the name of a lane is.
+type Moved = (Millis, Range<usize>);
 
 impl Moves {
     /// Notes that a lane comes or goes.
     pub(super) fn add(&mut self, due: Millis, lane: &[u8], comes: bool) {
         let moves = if comes { &mut self.come } else { &mut self.go };
-        moves.push((due, lane.into()));
+        let start = self.names.len();
+        self.names.extend_from_slice(lane);
+        moves.push((due, start..self.names.len()));
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -44,8 +50,8 @@ impl Moves {
 
     /// Writes them.
     pub(super) fn write(&mut self, table: &mut Table<'_, Bytes, Bytes>) -> Result<(), RedbError> {
-        let Self { mut come, mut go } = mem::take(self);
-        let moves = in_order(&mut come, &mut go);
+        let Self { come, go, names } = mem::take(self);
+        let moves = in_order(come, go, &names);
         let (mut rest, mut key) = (&*moves, Vec::new());
         while let Some(first) = rest.first() {
             write_key(first.due, first.lane, &mut key);
@@ -65,15 +71,13 @@ struct Move<'a> {
 }
 
 /// All moves in the order of blocks, without those that came and went.
-fn in_order<'a>(
-    come: &'a mut [(Millis, Box<[u8]>)],
-    go: &'a mut [(Millis, Box<[u8]>)],
-) -> Vec<Move<'a>> {
+fn in_order(mut come: Vec<Moved>, mut go: Vec<Moved>, names: &[u8]) -> Vec<Move<'_>> {
+    let named = |(due, at): &Moved| (*due, &names[at.clone()]);
     // Each transition has noted them in the order of lanes, so much is in order already, which a
     // stable sort makes use of.
-    come.sort();
-    go.sort();
-    let (mut come, mut go) = (come.iter().peekable(), go.iter().peekable());
+    come.sort_by(|a, b| named(a).cmp(&named(b)));
+    go.sort_by(|a, b| named(a).cmp(&named(b)));
+    let (mut come, mut go) = (come.iter().map(named).peekable(), go.iter().map(named).peekable());
     let mut moves = Vec::with_capacity(come.len() + go.len());
     loop {
         let comes = match (come.peek(), go.peek()) {
@@ -88,7 +92,7 @@ fn in_order<'a>(
             (Some(come_next), Some(go_next)) => come_next < go_next,
         };
         let next = if comes { come.next() } else { go.next() };
-        moves.extend(next.map(|(due, lane)| Move { due: *due, lane, comes }));
+        moves.extend(next.map(|(due, lane)| Move { due, lane, comes }));
     }
 }
 

@@ -1,11 +1,11 @@
 //! The tables of a transaction, and the rows in them by key and by place.
 
 use alloc::vec::Vec;
-use core::cell::OnceCell;
+use core::cell::{OnceCell, RefCell};
 use core::mem;
 use core::ops::Bound;
 
-use redb::{ReadableTable, ReadableTableMetadata as _, TableError};
+use redb::{AccessGuard, TableError};
 use twobox::codec::{self, Decoder};
 use twobox::{
     Delivery, EventId, EventRow, EventState, Key, Lane, OutboxRow, Record, Revision, Stored, Table,
@@ -13,7 +13,7 @@ use twobox::{
 
 use super::due::Moves;
 use super::seal::Seal;
-use super::{Bytes, DEAD, DUE, PLACES, ROWS, Source, Start, place};
+use super::{Bytes, DEAD, DUE, PLACES, ROWS, Readable, Source, place};
 use crate::error::RedbError;
 
 /// What reading and writing use again and again.
@@ -38,6 +38,7 @@ impl<'s, S: Source> Opened<'s, S> {
             tables: Tables {
                 source,
                 rows: Default::default(),
+                ends: Default::default(),
                 places: OnceCell::new(),
                 dead: OnceCell::new(),
                 due: OnceCell::new(),
@@ -53,33 +54,78 @@ impl<'s, S: Source> Opened<'s, S> {
     }
 }
 
+/// What is known of the end of a table in this transaction. Ids often follow each other, so that
+/// rows of a large transaction come behind all that are there; of these one need not be looked for.
+#[derive(Debug, Default)]
+pub(super) enum End {
+    #[default]
+    Unknown,
+    /// A row was not there: it may pay off to find out.
+    Missed,
+    /// No key is greater; empty if there are no rows.
+    Known(Vec<u8>),
+}
+
 /// Tables, each opened when it is first needed.
 pub(super) struct Tables<'s, S: Source> {
     pub(super) source: &'s S,
     pub(super) rows: [OnceCell<S::Table<'s, Bytes>>; Table::ALL.len()],
+    ends: [RefCell<End>; Table::ALL.len()],
     pub(super) places: OnceCell<S::Table<'s, Bytes>>,
     pub(super) dead: OnceCell<S::Table<'s, ()>>,
     pub(super) due: OnceCell<S::Table<'s, Bytes>>,
 }
 
-impl<'s, S: Source> Tables<'s, S> {
-    pub(super) fn rows(&self, table: Table) -> Result<&S::Table<'s, Bytes>, RedbError> {
+impl<S: Source> Tables<'_, S> {
+    /// Notes that a row was written, or removed.
+    pub(super) fn wrote(&mut self, table: Table, key: &[u8], there: bool) {
+        let end = self.ends[table as usize].get_mut();
+        if let End::Known(last) = end {
+            if !there {
+                *end = End::Unknown;
+            } else if key > last.as_slice() {
+                last.clear();
+                last.extend_from_slice(key);
+            }
+        }
+    }
+}
+
+/// The tables to read from, whichever kind of transaction they are in: so all that reads is there
+/// once, and not once for each kind.
+pub(super) trait Look {
+    fn rows(&self, table: Table) -> Result<&dyn Readable<Bytes>, RedbError>;
+    fn places(&self) -> Result<&dyn Readable<Bytes>, RedbError>;
+    fn dead(&self) -> Result<&dyn Readable<()>, RedbError>;
+    fn due(&self) -> Result<&dyn Readable<Bytes>, RedbError>;
+    /// What is known of the end of a table.
+    fn end(&self, table: Table) -> &RefCell<End>;
+}
+
+impl<S: Source> Look for Tables<'_, S> {
+    fn rows(&self, table: Table) -> Result<&dyn Readable<Bytes>, RedbError> {
         let at = table as usize;
-        opened(&self.rows[at], || self.source.table(ROWS[at]))
+        Ok(opened(&self.rows[at], || self.source.table(ROWS[at]))?)
     }
 
-    pub(super) fn places(&self) -> Result<&S::Table<'s, Bytes>, RedbError> {
-        opened(&self.places, || self.source.table(PLACES))
+    fn places(&self) -> Result<&dyn Readable<Bytes>, RedbError> {
+        Ok(opened(&self.places, || self.source.table(PLACES))?)
     }
 
-    pub(super) fn dead(&self) -> Result<&S::Table<'s, ()>, RedbError> {
-        opened(&self.dead, || self.source.table(DEAD))
+    fn dead(&self) -> Result<&dyn Readable<()>, RedbError> {
+        Ok(opened(&self.dead, || self.source.table(DEAD))?)
     }
 
-    pub(super) fn due(&self) -> Result<&S::Table<'s, Bytes>, RedbError> {
-        opened(&self.due, || self.source.table(DUE))
+    fn due(&self) -> Result<&dyn Readable<Bytes>, RedbError> {
+        Ok(opened(&self.due, || self.source.table(DUE))?)
     }
 
+    fn end(&self, table: Table) -> &RefCell<End> {
+        &self.ends[table as usize]
+    }
+}
+
+impl dyn Look + '_ {
     /// The row of this key.
     pub(super) fn get(
         &self,
@@ -88,7 +134,15 @@ impl<'s, S: Source> Tables<'s, S> {
     ) -> Result<Option<Stored>, RedbError> {
         buffer.clear();
         codec::encode_key(key, buffer);
-        self.get_bytes(key.table(), buffer, decoder)
+        let table = key.table();
+        let Some(sealed) = self.value(table, buffer)? else { return Ok(None) };
+        let value = Seal::of(table).unseal(buffer, sealed.value())?;
+        let stored = if table == Table::Events {
+            self.at_place(value, buffer, |value| Ok(decoder.row(key.clone(), value)?))?
+        } else {
+            decoder.row(key.clone(), value)?
+        };
+        Ok(Some(stored))
     }
 
     pub(super) fn get_bytes(
@@ -97,10 +151,30 @@ impl<'s, S: Source> Tables<'s, S> {
         key: &[u8],
         decoder: &mut Decoder,
     ) -> Result<Option<Stored>, RedbError> {
-        match self.rows(table)?.get(key)? {
+        match self.value(table, key)? {
             Some(sealed) => self.read(table, key, sealed.value(), decoder).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// The value of this key.
+    fn value(&self, table: Table, key: &[u8]) -> Result<Option<AccessGuard<'_, Bytes>>, RedbError> {
+        let rows = self.rows(table)?;
+        let mut end = self.end(table).borrow_mut();
+        if let End::Missed = *end {
+            let last = rows.last()?.map(|last| last.value().to_vec());
+            *end = End::Known(last.unwrap_or_default());
+        }
+        if let End::Known(last) = &*end
+            && key > last.as_slice()
+        {
+            return Ok(None);
+        }
+        let found = rows.get(key)?;
+        if found.is_none() && matches!(*end, End::Unknown) {
+            *end = End::Missed;
+        }
+        Ok(found)
     }
 
     /// The row with these bytes as its key and its value.
@@ -118,36 +192,31 @@ impl<'s, S: Source> Tables<'s, S> {
         Ok(decoder.decode(table, key, value)?)
     }
 
-    /// The place of an event: what its row in the table of events says, and its id.
+    /// The place of an event.
     pub(super) fn place_of(&self, id: &[u8]) -> Result<Option<Vec<u8>>, RedbError> {
-        let Some(sealed) = self.rows(Table::Events)?.get(id)? else { return Ok(None) };
-        let before = Seal::of(Table::Events).unseal(id, sealed.value())?;
-        Ok(Some([before, id].concat()))
+        let Some(sealed) = self.value(Table::Events, id)? else { return Ok(None) };
+        Ok(Some(Seal::of(Table::Events).unseal(id, sealed.value())?.to_vec()))
     }
 
-    /// Reads what stands at the place of an event, given what its place has before its id.
+    /// Reads an event at its place.
     fn at_place<T>(
         &self,
-        before: &[u8],
+        place: &[u8],
         id: &[u8],
         read: impl FnOnce(&[u8]) -> Result<T, RedbError>,
     ) -> Result<T, RedbError> {
-        let place = [before, id].concat();
-        match self.places()?.get(place.as_slice())? {
-            Some(sealed) => read(Seal::PLACES.unseal(&place, sealed.value())?),
-            None => Err(place::error(&place, "there is no event at its place")),
+        let Some(sealed) = self.places()?.get(place)? else {
+            return Err(place::error(place, "there is no event at its place"));
+        };
+        match place::split(place, Seal::PLACES.unseal(place, sealed.value())?)? {
+            (there, event) if there == id => read(event),
+            _ => Err(place::error(place, "another event is at its place")),
         }
     }
 
     /// The revision of an event, given its place.
-    pub(super) fn revision_at(&self, place: &[u8]) -> Result<Revision, RedbError> {
-        match self.places()?.get(place)? {
-            Some(sealed) => {
-                let value = Seal::PLACES.unseal(place, sealed.value())?;
-                Ok(codec::decode_revision(Table::Events, value)?)
-            }
-            None => Err(place::error(place, "there is no event at its place")),
-        }
+    pub(super) fn revision_at(&self, place: &[u8], id: &[u8]) -> Result<Revision, RedbError> {
+        self.at_place(place, id, |event| Ok(codec::decode_revision(Table::Events, event)?))
     }
 
     /// What is in the outbox of an event. Few events have something there, often none has.
@@ -180,9 +249,9 @@ impl<'s, S: Source> Tables<'s, S> {
         decoder: &mut Decoder,
     ) -> Result<Option<Delivery>, RedbError> {
         let Some(sealed) = self.rows(Table::Events)?.get(id)? else { return Ok(None) };
-        let before = Seal::of(Table::Events).unseal(id, sealed.value())?;
+        let place = Seal::of(Table::Events).unseal(id, sealed.value())?;
         let (id, untouched) =
-            self.at_place(before, id, |value| Ok(decoder.untouched(id, value)?))?;
+            self.at_place(place, id, |value| Ok(decoder.untouched(id, value)?))?;
         let outbox = self.outbox(id.as_str().as_bytes(), decoder)?;
         Ok(Some(without_envelope(id, untouched, outbox)))
     }
@@ -222,28 +291,27 @@ impl<'s, S: Source> Tables<'s, S> {
             return Ok(0);
         }
         place.clear();
-        place::write_sequence(lane.key.as_str(), lane.row.head, place);
-        let name = lane.key.as_str().len();
-        let prefix = place[..=name].to_vec();
-        let start = (Bound::Included(Start(place)), Bound::Unbounded);
+        place::write(lane.key.as_str(), lane.row.head, place);
         lane.pending.reserve_exact(most);
         let mut sum = 0;
-        for found in self.places()?.range(start)? {
+        // The head is nearly always pending, and often enough: to look for it alone costs less than
+        // to go through a range.
+        if let Some(sealed) = self.places()?.get(place.as_slice())? {
+            let head = self.pending_at(lane, place, sealed.value(), envelopes, decoder)?;
+            sum += add(lane, head);
+            if lane.pending.len() == most || sum >= bytes {
+                return Ok(sum);
+            }
+        }
+        let prefix = lane.key.as_str().len() + 1;
+        for found in self.places()?.range(Bound::Excluded(place))? {
             let (at, sealed) = found?;
             let at = at.value();
-            if !at.starts_with(&prefix) {
+            if !at.starts_with(&place[..prefix]) {
                 break;
             }
-            let value = Seal::PLACES.unseal(at, sealed.value())?;
-            let (sequence, id) = place::split(at, name)?;
-            let delivery = self.standing(id, value, envelopes, decoder)?;
-            let state = EventState::of(&lane.row, &delivery.row);
-            let pending = matches!(state, EventState::Pending | EventState::Leased);
-            if !pending || delivery.row.sequence != sequence {
-                continue;
-            }
-            sum += delivery.event.as_ref().map_or(0, |event| event.body.bytes().len());
-            lane.pending.push(delivery);
+            let next = self.pending_at(lane, at, sealed.value(), envelopes, decoder)?;
+            sum += add(lane, next);
             if lane.pending.len() == most || sum >= bytes {
                 break;
             }
@@ -251,7 +319,24 @@ impl<'s, S: Source> Tables<'s, S> {
         Ok(sum)
     }
 
-    /// How the event stands that has this id and this value at a place.
+    /// What is pending at a place of a lane, if anything is.
+    fn pending_at(
+        &self,
+        lane: &Lane,
+        at: &[u8],
+        sealed: &[u8],
+        envelopes: bool,
+        decoder: &mut Decoder,
+    ) -> Result<Option<Delivery>, RedbError> {
+        let sequence = place::sequence(at, lane.key.as_str().len())?;
+        let (id, event) = place::split(at, Seal::PLACES.unseal(at, sealed)?)?;
+        let delivery = self.standing(id, event, envelopes, decoder)?;
+        let state = EventState::of(&lane.row, &delivery.row);
+        let pending = matches!(state, EventState::Pending | EventState::Leased);
+        Ok((pending && delivery.row.sequence == sequence).then_some(delivery))
+    }
+
+    /// How an event stands, given what stands at a place.
     fn standing(
         &self,
         id: &[u8],
@@ -294,10 +379,17 @@ impl<'s, S: Source> Tables<'s, S> {
     ) -> Result<bool, RedbError> {
         place.clear();
         place::write_lane(lane, place);
-        let start = (Bound::Included(Start(place)), Bound::Unbounded);
-        let first = self.places()?.range(start)?.next().transpose()?;
+        let first = self.places()?.range(Bound::Included(place))?.next().transpose()?;
         Ok(first.is_none_or(|(at, _)| !at.value().starts_with(place)))
     }
+}
+
+/// Adds an event to a lane, if there is one; says how many bytes its body has.
+fn add(lane: &mut Lane, next: Option<Delivery>) -> usize {
+    let Some(next) = next else { return 0 };
+    let bytes = next.event.as_ref().map_or(0, |event| event.body.bytes().len());
+    lane.pending.push(next);
+    bytes
 }
 
 fn event_of(stored: Stored) -> Option<EventRow> {

@@ -5,8 +5,8 @@
 //! |-----------------|----------------------|---------------------------------------------------|
 //! | `twobox_meta`   | `format`             | the format version, with a checksum               |
 //! | `twobox_NAME`, one for each [`Table`] | the row's key | the row as bytes, with a checksum |
-//! | `twobox_events` | the event's id       | where the event stands: its place without the id, with a checksum |
-//! | `twobox_places` | a place: lane, NUL, sequence, id | the event as bytes, with a checksum; nothing but that, where a redrive has moved the event to |
+//! | `twobox_events` | the event's id       | its place, with a checksum                        |
+//! | `twobox_places` | a place: lane, NUL, sequence | the event's id, NUL, the event as bytes, with a checksum; without the event, where a redrive has moved it to |
 //! | `twobox_dead`   | a dead event's id    | nothing                                           |
 //! | `twobox_due`    | a time, and a lane   | lanes that are due then, with a checksum; see `due`  |
 //!
@@ -23,10 +23,11 @@ mod seal;
 
 use alloc::string::ToString;
 use core::borrow::Borrow;
+use core::ops::Bound;
 
-use redb::{MultimapTableHandle, ReadableTableMetadata as _};
 use redb::{
-    ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError, TableHandle, Value,
+    AccessGuard, MultimapTableHandle, Range, ReadOnlyTable, ReadTransaction, ReadableTable,
+    ReadableTableMetadata, StorageError, TableDefinition, TableError, TableHandle, Value,
     WriteTransaction,
 };
 use twobox::{FORMAT_VERSION, Table};
@@ -60,6 +61,38 @@ const ROWS: [TableDefinition<'_, Bytes, Bytes>; Table::ALL.len()] = [
     TableDefinition::new("twobox_positions"),
     TableDefinition::new("twobox_calls"),
 ];
+
+/// A table that can be read, of whichever kind of transaction.
+trait Readable<V: Value + 'static> {
+    fn get(&self, key: &[u8]) -> Result<Option<AccessGuard<'_, V>>, StorageError>;
+
+    /// All from a key on.
+    fn range(&self, from: Bound<&[u8]>) -> Result<Range<'_, Bytes, V>, StorageError>;
+
+    /// The last key.
+    fn last(&self) -> Result<Option<AccessGuard<'_, Bytes>>, StorageError>;
+
+    fn is_empty(&self) -> Result<bool, StorageError>;
+}
+
+impl<V: Value + 'static, T: ReadableTable<Bytes, V>> Readable<V> for T {
+    fn get(&self, key: &[u8]) -> Result<Option<AccessGuard<'_, V>>, StorageError> {
+        ReadableTable::get(self, key)
+    }
+
+    fn range(&self, from: Bound<&[u8]>) -> Result<Range<'_, Bytes, V>, StorageError> {
+        let from = from.map(Start);
+        ReadableTable::range(self, (from, Bound::Unbounded))
+    }
+
+    fn last(&self) -> Result<Option<AccessGuard<'_, Bytes>>, StorageError> {
+        Ok(ReadableTable::last(self)?.map(|(key, _)| key))
+    }
+
+    fn is_empty(&self) -> Result<bool, StorageError> {
+        ReadableTableMetadata::is_empty(self)
+    }
+}
 
 /// A transaction whose tables can be read.
 pub(crate) trait Source {
@@ -137,7 +170,7 @@ pub(crate) fn prepare(tx: &WriteTransaction) -> Result<(), RedbError> {
             what: "the database has no format version of twobox".to_string(),
         });
     }
-    if !meta.is_empty()? {
+    if !ReadableTableMetadata::is_empty(&meta)? {
         let what = "it has rows, but no format version of twobox".to_string();
         return Err(RedbError::NameTaken { table: META.name().to_string(), what });
     }

@@ -1,6 +1,8 @@
-//! Where an event stands: its lane, a NUL, its sequence in big endian, and its id, as bytes that sort
-//! so. What stands there are its envelope and its payload, so that a claim reads them in one go.
+//! Where an event stands: its lane, a NUL, and its sequence in big endian, as bytes that sort so.
+//! What stands there are its id, a NUL, and its envelope and its payload, so that a claim reads them
+//! in one go.
 
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
@@ -14,33 +16,37 @@ pub(super) fn write_lane(lane: &str, out: &mut Vec<u8>) {
     out.push(SEPARATOR);
 }
 
-/// Appends what the place of an event has before its id.
-pub(super) fn write_sequence(lane: &str, sequence: u64, out: &mut Vec<u8>) {
+/// Appends a place.
+pub(super) fn write(lane: &str, sequence: u64, out: &mut Vec<u8>) {
     write_lane(lane, out);
     out.extend_from_slice(&sequence.to_be_bytes());
 }
 
-/// Appends a place.
-pub(super) fn write(lane: &str, sequence: u64, id: &str, out: &mut Vec<u8>) {
-    write_sequence(lane, sequence, out);
-    out.extend_from_slice(id.as_bytes());
+/// The sequence of a place in a lane with a name of this length.
+pub(super) fn sequence(place: &[u8], lane: usize) -> Result<u64, RedbError> {
+    let sequence = place.get(lane + 1..).and_then(|rest| rest.try_into().ok());
+    sequence.map(u64::from_be_bytes).ok_or_else(|| error(place, "it is of another length"))
 }
 
-/// The sequence and the id of a place in a lane with a name of this length.
-pub(super) fn split(place: &[u8], lane: usize) -> Result<(u64, &[u8]), RedbError> {
-    let rest = place.get(lane + 1..).unwrap_or_default();
-    match rest.split_first_chunk() {
-        Some((sequence, id)) => Ok((u64::from_be_bytes(*sequence), id)),
-        None => Err(error(place, "it ends too early")),
+/// Appends what stands at a place before the event.
+pub(super) fn write_id(id: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(id);
+    out.push(SEPARATOR);
+}
+
+/// The id and the event that stand at a place.
+pub(super) fn split<'v>(place: &[u8], value: &'v [u8]) -> Result<(&'v [u8], &'v [u8]), RedbError> {
+    match value.iter().position(|byte| *byte == SEPARATOR) {
+        Some(end) => Ok((&value[..end], &value[end + 1..])),
+        None => Err(error(place, "no id stands there")),
     }
 }
 
 /// A place that does not go together with the row that it leads to, or comes from.
 pub(super) fn error(place: &[u8], what: &'static str) -> RedbError {
-    let lane = place.iter().position(|byte| *byte == SEPARATOR).unwrap_or(place.len());
-    let id = place.get(lane + 9..).unwrap_or_default();
-    let shown = String::from_utf8_lossy(id).into_owned();
-    let entry = "outbox ".to_string() + &shown;
+    let (lane, sequence) = place.split_last_chunk().unwrap_or((place, &[0; 8]));
+    let lane = String::from_utf8_lossy(lane.strip_suffix(&[SEPARATOR]).unwrap_or(lane));
+    let entry = format!("place {} of lane {lane}", u64::from_be_bytes(*sequence));
     RedbError::Index { entry, what }
 }
 

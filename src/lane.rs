@@ -28,6 +28,7 @@ pub struct StaleLease {
 
 /// Why a lease does not count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
+#[non_exhaustive]
 pub enum Stale {
     /// It ran out, and another claim has taken the lane since.
     #[error("{owner} has taken the lane since, with token {token}")]
@@ -43,6 +44,9 @@ pub enum Stale {
     /// There is no such lane.
     #[error("there is no such lane")]
     NoLane,
+    /// The store has lost events that it covers, or what was known of them.
+    #[error("the store has lost what it covers")]
+    Lost,
 }
 
 /// A change of a lane by the holder of its lease. It is guarded by the fencing token and not by the
@@ -133,18 +137,29 @@ impl LaneRow {
         self.due = (self.blocked_by.is_none() && head < self.next).then_some(due);
     }
 
+    /// Whether a lease covers events, or an edit passes some, that the lane never had: the store has
+    /// lost them, and will give their places to others.
+    fn lost(&self, lease: &Lease, edit: &LaneEdit) -> bool {
+        matches!(edit, LaneEdit::Free { head, .. } if *head > self.next || lease.through >= self.next)
+    }
+
+    /// Whether an edit can be made under this lease, as [`LaneRow::edited`] would.
+    pub(crate) fn admits(&self, lease: &LeaseRef, edit: &LaneEdit) -> Result<(), Stale> {
+        let current = self.current(lease)?;
+        if self.lost(current, edit) { Err(Stale::Lost) } else { Ok(()) }
+    }
+
     /// The row after an edit under this token, at this time; `None` if the token is not that of a
-    /// current lease.
+    /// current lease, or if it would end a lease that covers events which the store has lost.
     #[must_use]
     pub fn edited(&self, token: u64, edit: &LaneEdit, at: Millis) -> Option<Self> {
         let lease = self.lease.as_ref().filter(|_| self.token == token)?;
+        if self.lost(lease, edit) {
+            return None;
+        }
         let mut row = self.clone();
         match edit {
             LaneEdit::Free { head, confirmed, starts, due, blocked_by } => {
-                // A lease that the store has lost may cover events that it has lost as well.
-                if *head > row.next {
-                    return None;
-                }
                 row.confirmed = *confirmed;
                 row.starts = *starts;
                 row.blocked_by.clone_from(blocked_by);
@@ -156,6 +171,10 @@ impl LaneRow {
                 row.lease = Some(Lease { until, ..lease.clone() });
             }
         }
+        debug_assert!(
+            row.token == self.token && row.next == self.next,
+            "the holder takes no place"
+        );
         Some(row)
     }
 
