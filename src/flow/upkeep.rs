@@ -5,6 +5,7 @@
 
 use alloc::vec::Vec;
 use core::convert::Infallible;
+use core::fmt::Debug;
 use core::num::NonZeroU16;
 
 use super::run::{RunFlow, unasked};
@@ -15,7 +16,55 @@ use crate::ids::{EventId, EventType, OrderingKey};
 use crate::retention::{RedriveWindow, Retention};
 use crate::time::Millis;
 use crate::transition::operator::{Operated, PassOver, Redrive};
-use crate::transition::purge::Purge;
+use crate::transition::purge::{Purge, Purged};
+
+/// So many dead events are looked at in one view, and operated on in one transaction.
+const PAGE: usize = 256;
+
+const fn look_at_dead(after: Option<EventId>) -> Ask {
+    Ask::View(Query::Dead { after, limit: PAGE })
+}
+
+/// The transition that a page came to, while it runs, and why there was no going on.
+#[derive(Debug, Clone)]
+struct Running<T: Transition<Outcome: Debug + Clone, Refusal = Infallible>> {
+    run: Option<RunFlow<T>>,
+    stop: Option<Stop<Infallible>>,
+}
+
+impl<T: Transition<Outcome: Debug + Clone, Refusal = Infallible>> Running<T> {
+    const fn new() -> Self {
+        Self { run: None, stop: None }
+    }
+
+    /// Whether a page is being looked at, and nothing runs.
+    const fn looks(&self) -> bool {
+        self.run.is_none()
+    }
+
+    /// Runs this one.
+    fn start(&mut self, transition: T, now: Millis) -> Ask {
+        self.run.insert(RunFlow::new(transition, now, false)).next(Told::Start)
+    }
+
+    /// Goes on with it: what it asks, or what it came to.
+    fn next(&mut self, told: Told<'_>) -> Result<T::Outcome, Ask> {
+        let Some(mut run) = self.run.take() else { return Err(unasked()) };
+        let ask = run.next(told);
+        if !matches!(ask, Ask::Done) {
+            self.run = Some(run);
+            return Err(ask);
+        }
+        run.finish().map_err(|stop| {
+            self.stop = Some(stop);
+            Ask::Done
+        })
+    }
+
+    fn finish<O>(self, output: O) -> Result<O, Stop<Infallible>> {
+        self.stop.map_or(Ok(output), Err)
+    }
+}
 
 /// Removes everything that is past its retention, and says how many rows that were, not counting
 /// those that went with another row.
@@ -27,8 +76,7 @@ pub struct PurgeFlow<'a> {
     removed: usize,
     tables: core::slice::Iter<'static, crate::Table>,
     page: Option<Purge<'a>>,
-    run: Option<RunFlow<Purge<'a>>>,
-    stop: Option<Stop<Infallible>>,
+    running: Running<Purge<'a>>,
 }
 
 impl<'a> PurgeFlow<'a> {
@@ -36,7 +84,7 @@ impl<'a> PurgeFlow<'a> {
     #[must_use]
     pub fn new(retention: &'a Checked<Retention>, limit: NonZeroU16, now: Millis) -> Self {
         let tables = Purge::TABLES.iter();
-        Self { retention, limit, now, removed: 0, tables, page: None, run: None, stop: None }
+        Self { retention, limit, now, removed: 0, tables, page: None, running: Running::new() }
     }
 
     /// Looks at a page, or else at the next table, or is done.
@@ -58,28 +106,13 @@ impl<'a> PurgeFlow<'a> {
             return self.look(next);
         }
         self.page = Some(page.clone());
-        self.run = Some(RunFlow::new(page, self.now, false));
-        self.removing(Told::Start)
+        self.running.start(page, self.now)
     }
 
-    fn removing(&mut self, told: Told<'_>) -> Ask {
-        let Some(run) = &mut self.run else { return unasked() };
-        let ask = run.next(told);
-        if !matches!(ask, Ask::Done) {
-            return ask;
-        }
-        match self.run.take().map(RunFlow::finish) {
-            None => unasked(),
-            Some(Err(stop)) => {
-                self.stop = Some(stop);
-                Ask::Done
-            }
-            Some(Ok(purged)) => {
-                self.removed += purged.removed;
-                let page = self.page.take();
-                self.look(page.zip(purged.next).map(|(page, key)| page.after(key)))
-            }
-        }
+    fn removed(&mut self, purged: Purged) -> Ask {
+        self.removed += purged.removed;
+        let page = self.page.take();
+        self.look(page.zip(purged.next).map(|(page, key)| page.after(key)))
     }
 }
 
@@ -88,7 +121,7 @@ impl Flow for PurgeFlow<'_> {
     type Refusal = Infallible;
 
     fn finish(self) -> Result<usize, Stop<Infallible>> {
-        self.stop.map_or(Ok(self.removed), Err)
+        self.running.finish(self.removed)
     }
 }
 
@@ -96,12 +129,15 @@ impl Steps for PurgeFlow<'_> {
     fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
             Told::Start => self.look(None),
-            Told::Rows(rows) if self.run.is_none() => self.found(rows),
+            Told::Rows(rows) if self.running.looks() => self.found(rows),
             told @ (Told::Begun
             | Told::Rows(_)
             | Told::Conflict(_)
             | Told::Called(_)
-            | Told::Ended) => self.removing(told),
+            | Told::Ended) => match self.running.next(told) {
+                Ok(purged) => self.removed(purged),
+                Err(ask) => ask,
+            },
         }
     }
 }
@@ -116,24 +152,16 @@ pub struct RedriveFlow<'a> {
     all: Operated,
     /// What is to be redriven, by lane and place; while it looks, as it was found.
     found: Vec<(OrderingKey, u64, EventId)>,
-    run: Option<RunFlow<Redrive>>,
-    stop: Option<Stop<Infallible>>,
+    running: Running<Redrive>,
 }
 
 impl<'a> RedriveFlow<'a> {
-    /// So many events are looked at in one view, and redriven in one transaction.
-    const PAGE: usize = 256;
-
     /// Redrives at this time what was committed within `window`; what is past it is refused, and
     /// stands in the answer.
     #[must_use]
     pub fn new(event_type: Option<&'a EventType>, window: RedriveWindow, now: Millis) -> Self {
         let (all, found) = (Operated::default(), Vec::new());
-        Self { event_type, window, now, all, found, run: None, stop: None }
-    }
-
-    const fn look(after: Option<EventId>) -> Ask {
-        Ask::View(Query::Dead { after, limit: Self::PAGE })
+        Self { event_type, window, now, all, found, running: Running::new() }
     }
 
     /// Keeps what is wanted of a page. Only when all are known is it known which come first.
@@ -144,7 +172,7 @@ impl<'a> RedriveFlow<'a> {
         let places = wanted.map(|next| (next.row.lane.clone(), next.row.sequence, next.id.clone()));
         self.found.extend(places);
         match rows.deliveries.last() {
-            Some(last) if rows.deliveries.len() == Self::PAGE => Self::look(Some(last.id.clone())),
+            Some(last) if rows.deliveries.len() == PAGE => look_at_dead(Some(last.id.clone())),
             Some(_) | None => {
                 // The first one comes last, to be taken from the end.
                 self.found.sort_unstable_by(|a, b| b.cmp(a));
@@ -155,36 +183,19 @@ impl<'a> RedriveFlow<'a> {
 
     /// Redrives the next ones.
     fn redrive(&mut self) -> Ask {
-        let rest = self.found.len().saturating_sub(Self::PAGE);
+        let rest = self.found.len().saturating_sub(PAGE);
         let ids = self.found.drain(rest..).map(|(_, _, id)| id);
         match Redrive::new(ids, self.window) {
             // There are no more.
             Err(_) => Ask::Done,
-            Ok(redrive) => {
-                self.run = Some(RunFlow::new(redrive, self.now, false));
-                self.redriving(Told::Start)
-            }
+            Ok(redrive) => self.running.start(redrive, self.now),
         }
     }
 
-    fn redriving(&mut self, told: Told<'_>) -> Ask {
-        let Some(run) = &mut self.run else { return unasked() };
-        let ask = run.next(told);
-        if !matches!(ask, Ask::Done) {
-            return ask;
-        }
-        match self.run.take().map(RunFlow::finish) {
-            None => unasked(),
-            Some(Err(stop)) => {
-                self.stop = Some(stop);
-                Ask::Done
-            }
-            Some(Ok(operated)) => {
-                self.all.done.extend(operated.done);
-                self.all.refused.extend(operated.refused);
-                self.redrive()
-            }
-        }
+    fn redriven(&mut self, operated: Operated) -> Ask {
+        self.all.done.extend(operated.done);
+        self.all.refused.extend(operated.refused);
+        self.redrive()
     }
 }
 
@@ -193,20 +204,23 @@ impl Flow for RedriveFlow<'_> {
     type Refusal = Infallible;
 
     fn finish(self) -> Result<Operated, Stop<Infallible>> {
-        self.stop.map_or(Ok(self.all), Err)
+        self.running.finish(self.all)
     }
 }
 
 impl Steps for RedriveFlow<'_> {
     fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
-            Told::Start => Self::look(None),
-            Told::Rows(rows) if self.run.is_none() => self.found(rows),
+            Told::Start => look_at_dead(None),
+            Told::Rows(rows) if self.running.looks() => self.found(rows),
             told @ (Told::Begun
             | Told::Rows(_)
             | Told::Conflict(_)
             | Told::Called(_)
-            | Told::Ended) => self.redriving(told),
+            | Told::Ended) => match self.running.next(told) {
+                Ok(operated) => self.redriven(operated),
+                Err(ask) => ask,
+            },
         }
     }
 }
@@ -220,25 +234,19 @@ pub struct PassOverFlow {
     page: Vec<EventId>,
     /// The page after this id comes next; `None` after the last page.
     after: Option<EventId>,
-    run: Option<RunFlow<PassOver>>,
-    stop: Option<Stop<Infallible>>,
+    running: Running<PassOver>,
 }
 
 impl PassOverFlow {
-    const PAGE: usize = 256;
-
     /// Does so at this time.
     #[must_use]
     pub const fn new(now: Millis) -> Self {
-        Self { now, passed: Vec::new(), page: Vec::new(), after: None, run: None, stop: None }
-    }
-
-    const fn look(after: Option<EventId>) -> Ask {
-        Ask::View(Query::Dead { after, limit: Self::PAGE })
+        let running = Running::new();
+        Self { now, passed: Vec::new(), page: Vec::new(), after: None, running }
     }
 
     fn next_page(&mut self) -> Ask {
-        self.after.take().map_or(Ask::Done, |after| Self::look(Some(after)))
+        self.after.take().map_or(Ask::Done, |after| look_at_dead(Some(after)))
     }
 
     fn found(&mut self, rows: &Rows) -> Ask {
@@ -246,7 +254,7 @@ impl PassOverFlow {
         if page.is_empty() {
             // A page of dead events: how do their lanes stand?
             let events: Vec<EventId> = rows.deliveries.iter().map(|next| next.id.clone()).collect();
-            self.after = events.last().filter(|_| events.len() == Self::PAGE).cloned();
+            self.after = events.last().filter(|_| events.len() == PAGE).cloned();
             if events.is_empty() {
                 return Ask::Done;
             }
@@ -258,30 +266,13 @@ impl PassOverFlow {
         match PassOver::new(waits) {
             // No lane waits for one of them.
             Err(_) => self.next_page(),
-            Ok(pass_over) => {
-                self.run = Some(RunFlow::new(pass_over, self.now, false));
-                self.passing(Told::Start)
-            }
+            Ok(pass_over) => self.running.start(pass_over, self.now),
         }
     }
 
-    fn passing(&mut self, told: Told<'_>) -> Ask {
-        let Some(run) = &mut self.run else { return unasked() };
-        let ask = run.next(told);
-        if !matches!(ask, Ask::Done) {
-            return ask;
-        }
-        match self.run.take().map(RunFlow::finish) {
-            None => unasked(),
-            Some(Err(stop)) => {
-                self.stop = Some(stop);
-                Ask::Done
-            }
-            Some(Ok(operated)) => {
-                self.passed.extend(operated.done);
-                self.next_page()
-            }
-        }
+    fn passed(&mut self, operated: Operated) -> Ask {
+        self.passed.extend(operated.done);
+        self.next_page()
     }
 }
 
@@ -290,20 +281,23 @@ impl Flow for PassOverFlow {
     type Refusal = Infallible;
 
     fn finish(self) -> Result<Vec<EventId>, Stop<Infallible>> {
-        self.stop.map_or(Ok(self.passed), Err)
+        self.running.finish(self.passed)
     }
 }
 
 impl Steps for PassOverFlow {
     fn next(&mut self, told: Told<'_>) -> Ask {
         match told {
-            Told::Start => Self::look(None),
-            Told::Rows(rows) if self.run.is_none() => self.found(rows),
+            Told::Start => look_at_dead(None),
+            Told::Rows(rows) if self.running.looks() => self.found(rows),
             told @ (Told::Begun
             | Told::Rows(_)
             | Told::Conflict(_)
             | Told::Called(_)
-            | Told::Ended) => self.passing(told),
+            | Told::Ended) => match self.running.next(told) {
+                Ok(operated) => self.passed(operated),
+                Err(ask) => ask,
+            },
         }
     }
 }
