@@ -7,10 +7,30 @@ mod common;
 mod waiting;
 
 use common::Memory;
+use twobox::store::asynchronous::{AsyncReader, AsyncStore};
+use twobox::{Reader, Store};
 use twobox_conformance::scenario::{self, ALL};
-use twobox_conformance::{Async, Failure, matrix};
+use twobox_conformance::{Async, AsyncHarness, Failure, matrix};
 use twobox_memory::MemoryStore;
-use waiting::Waiting;
+use waiting::{Waiting, answered, waiting};
+
+waiting!(MemoryStore);
+
+impl AsyncHarness for Waiting<MemoryStore> {
+    type Store = Self;
+
+    async fn open() -> Self {
+        Self(MemoryStore::new())
+    }
+
+    async fn crash(self) -> Self {
+        Self(self.0.crash())
+    }
+
+    fn store(&self) -> &Self {
+        self
+    }
+}
 
 twobox_conformance::suite_async!(Waiting<MemoryStore>, pairs: 5, reference: Memory);
 

@@ -4,15 +4,11 @@
 use core::future::poll_fn;
 use core::task::Poll;
 
-use twobox::store::asynchronous::{
-    AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction,
-};
-use twobox::{Applied, Batch, Load, Query, Reader, Rows, Store, Tables, Transaction};
-use twobox_conformance::AsyncHarness;
-use twobox_memory::MemoryStore;
+use twobox::store::asynchronous::{AsyncLoad, AsyncTables, AsyncTransaction};
+use twobox::{Applied, Batch, Load, Query, Rows, Tables, Transaction};
 
 /// A store, a transaction or a view that waits at every step.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Waiting<S>(pub(crate) S);
 
 /// Pending once.
@@ -25,7 +21,7 @@ pub(crate) async fn wait() {
     .await;
 }
 
-async fn answered<T>(work: impl FnOnce() -> T) -> T {
+pub(crate) async fn answered<T>(work: impl FnOnce() -> T) -> T {
     wait().await;
     let answer = work();
     wait().await;
@@ -52,35 +48,27 @@ impl<X: Transaction<Error: Send> + Send> AsyncTransaction for Waiting<X> {
     }
 }
 
-impl AsyncReader for Waiting<MemoryStore> {
-    type Error = <MemoryStore as Reader>::Error;
-    type View<'a> = Waiting<<MemoryStore as Reader>::View<'a>>;
+/// The async face of this store. One by one: whether the futures of any store are `Send` is not
+/// known.
+macro_rules! waiting {
+    ($store:ty) => {
+        impl AsyncReader for Waiting<$store> {
+            type Error = <$store as Reader>::Error;
+            type View<'a> = Waiting<<$store as Reader>::View<'a>>;
 
-    async fn view(&self) -> Result<Self::View<'_>, Self::Error> {
-        answered(|| self.0.view().map(Waiting)).await
-    }
+            async fn view(&self) -> Result<Self::View<'_>, Self::Error> {
+                answered(|| self.0.view().map(Waiting)).await
+            }
+        }
+
+        impl AsyncStore for Waiting<$store> {
+            type Tx<'a> = Waiting<<$store as Store>::Tx<'a>>;
+
+            async fn begin(&self) -> Result<Self::Tx<'_>, Self::Error> {
+                answered(|| self.0.begin().map(Waiting)).await
+            }
+        }
+    };
 }
 
-impl AsyncStore for Waiting<MemoryStore> {
-    type Tx<'a> = Waiting<<MemoryStore as Store>::Tx<'a>>;
-
-    async fn begin(&self) -> Result<Self::Tx<'_>, Self::Error> {
-        answered(|| self.0.begin().map(Waiting)).await
-    }
-}
-
-impl AsyncHarness for Waiting<MemoryStore> {
-    type Store = Self;
-
-    async fn open() -> Self {
-        Self(MemoryStore::new())
-    }
-
-    async fn crash(self) -> Self {
-        Self(self.0.crash())
-    }
-
-    fn store(&self) -> &Self {
-        self
-    }
-}
+pub(crate) use waiting;

@@ -16,83 +16,21 @@ use twobox::store::asynchronous::{
 };
 use twobox::store::{NoCall, asynchronous, drive};
 use twobox::{
-    Applied, AsyncHandler, Batch, Body, Cancel, Checked, Claim, CommitOrder, CountFailure,
-    DeliveryPolicy, Draft, Dump, Ending, Event, Fingerprint, Handled, Headers, Inbox, Key,
-    LeaseRef, Load, Message, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register,
-    Registered, Renew, Request, Retention, Rows, RunError, Settle, Stats, Store, Tables,
-    Transaction, purge_all_async, redrive_all_async,
+    AsyncHandler, Body, Cancel, Checked, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft,
+    Dump, Ending, Event, Fingerprint, Handled, Headers, Inbox, Key, LeaseRef, Load, Message,
+    Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered, Renew, Request,
+    Retention, RunError, Settle, Stats, Store, purge_all_async, redrive_all_async,
 };
 use twobox_memory::{MemoryStore, State};
 
 use crate::driver::Rigged;
 use crate::support::name;
+use crate::waiting::{Waiting, answered, wait, waiting};
 
 const NOW: Millis = Millis::new(1_000);
 
-/// A sync store behind a network: each step waits once before it does its work, and once for the
-/// answer.
-#[derive(Debug, Default)]
-pub(crate) struct Yielding<S>(pub(crate) S);
-
-/// Pending once.
-async fn wait() {
-    let mut waited = false;
-    core::future::poll_fn(|_| {
-        if core::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-}
-
-async fn answered<T>(work: impl FnOnce() -> T) -> T {
-    wait().await;
-    let answer = work();
-    wait().await;
-    answer
-}
-
-impl<T: Load<Error: Send> + Send> AsyncLoad for Yielding<T> {
-    type Error = T::Error;
-
-    async fn load(&mut self, query: &Query) -> Result<Rows, T::Error> {
-        answered(|| self.0.load(query)).await
-    }
-}
-
-impl<T: Tables<Error: Send> + Send> AsyncTables for Yielding<T> {
-    async fn apply(&mut self, batch: &Batch) -> Result<Applied, T::Error> {
-        answered(|| self.0.apply(batch)).await
-    }
-}
-
-impl<T: Transaction<Error: Send> + Send> AsyncTransaction for Yielding<T> {
-    async fn commit(self) -> Result<(), T::Error> {
-        answered(|| self.0.commit()).await
-    }
-}
-
-macro_rules! yielding {
-    ($store:ty) => {
-        impl AsyncReader for Yielding<$store> {
-            type Error = <$store as Reader>::Error;
-            type View<'a> = Yielding<<$store as Reader>::View<'a>>;
-
-            async fn view(&self) -> Result<Self::View<'_>, Self::Error> {
-                answered(|| self.0.view().map(Yielding)).await
-            }
-        }
-
-        impl AsyncStore for Yielding<$store> {
-            type Tx<'a> = Yielding<<$store as Store>::Tx<'a>>;
-
-            async fn begin(&self) -> Result<Self::Tx<'_>, Self::Error> {
-                answered(|| self.0.begin().map(Yielding)).await
-            }
-        }
-    };
-}
-
-yielding!(MemoryStore);
-yielding!(Rigged);
+waiting!(MemoryStore);
+waiting!(Rigged);
 
 /// Polls a future so often at most and drops it; gives its output, if it came to its end.
 fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output> {
@@ -190,7 +128,7 @@ fn lasting(mut state: State) -> String {
 
 #[test]
 fn the_async_driver_is_the_sync_driver() {
-    let (sync, other) = (MemoryStore::new(), Yielding(MemoryStore::new()));
+    let (sync, other) = (MemoryStore::new(), Waiting(MemoryStore::new()));
     // In a row on one store: each operation twice, so that those which change nothing are there
     // too.
     macro_rules! both {
@@ -210,7 +148,7 @@ fn the_async_driver_is_the_sync_driver() {
             // And from where it changes something.
             let (sync, other) = (
                 MemoryStore::from_state($before.clone()),
-                Yielding(MemoryStore::from_state($before.clone())),
+                Waiting(MemoryStore::from_state($before.clone())),
             );
             let outcome = sync.run($transition, NOW);
             assert!(outcome.is_ok());
@@ -250,15 +188,15 @@ fn the_async_driver_is_the_sync_driver() {
 fn cancel_at_each_await(
     what: &str,
     before: &State,
-    work: impl AsyncFn(&Yielding<MemoryStore>),
+    work: impl AsyncFn(&Waiting<MemoryStore>),
 ) -> usize {
-    let whole = Yielding(MemoryStore::from_state(before.clone()));
+    let whole = Waiting(MemoryStore::from_state(before.clone()));
     block_on(work(&whole));
     let end = whole.0.state();
     assert_ne!(&end, before, "{what} changes something");
     let (mut not_taken, mut taken) = (0, 0);
     let polls = (0..ENOUGH).find(|polls| {
-        let store = Yielding(MemoryStore::from_state(before.clone()));
+        let store = Waiting(MemoryStore::from_state(before.clone()));
         let ended = poll_up_to(*polls, work(&store)).is_some();
         let left = store.0.state();
         if left == end {
@@ -344,7 +282,7 @@ fn a_conflict_is_tried_again() {
         }
     };
     let rigged =
-        |conflicts: u32| Yielding(Rigged { conflicts: conflicts.into(), ..Rigged::default() });
+        |conflicts: u32| Waiting(Rigged { conflicts: conflicts.into(), ..Rigged::default() });
     for (conflicts, expected) in [
         (0, Ok(Registered::New)),
         (CONFLICT_TRIES, Ok(Registered::New)),
@@ -354,7 +292,7 @@ fn a_conflict_is_tried_again() {
         let begun = conflicts.min(CONFLICT_TRIES) + 1;
         let committed = u32::from(expected.is_ok());
         let counts =
-            |store: &Yielding<Rigged>| (store.0.begun.load(SeqCst), store.0.committed.load(SeqCst));
+            |store: &Waiting<Rigged>| (store.0.begun.load(SeqCst), store.0.committed.load(SeqCst));
         let store = rigged(conflicts);
         assert_eq!(block_on(store.run(Register::new(&two), NOW)), expected);
         assert_eq!(counts(&store), (begun, committed));
@@ -416,7 +354,7 @@ fn an_exchange_is_one_commit_and_is_tried_again() {
                 conflicts: conflicts.into(),
                 ..Rigged::default()
             };
-            let (sync, other) = (rigged(), Yielding(rigged()));
+            let (sync, other) = (rigged(), Waiting(rigged()));
             let flow = || exchange.clone().flow(&settings, NOW, false);
             let exchanged = drive(&sync, flow(), &mut NoCall);
             assert_eq!(block_on(asynchronous::drive(&other, flow(), NoCall)), exchanged);
@@ -443,7 +381,7 @@ fn an_exchange_is_one_commit_and_is_tried_again() {
         }
     }
     // An exchange of nothing begins nothing.
-    let (sync, other) = (Rigged::default(), Yielding(Rigged::default()));
+    let (sync, other) = (Rigged::default(), Waiting(Rigged::default()));
     let nothing = || exchange(vec![], 0).flow(&settings, NOW, false);
     assert_eq!(drive(&sync, nothing(), &mut NoCall), Ok((None, None)));
     assert_eq!(block_on(asynchronous::drive(&other, nothing(), NoCall)), Ok((None, None)));
@@ -524,7 +462,7 @@ impl<X: AsyncTables> AsyncHandler<X> for Nothing {
 
 #[test]
 fn futures_can_be_sent() {
-    let store = Yielding(MemoryStore::new());
+    let store = Waiting(MemoryStore::new());
     let two = request("r");
     let place = twobox::LanePlace { begun: NOW, sequence: 1, after: 0 };
     let message = Message { event: event(), place, attempt: 1 };

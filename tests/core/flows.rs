@@ -23,9 +23,10 @@ use twobox::{
 };
 use twobox_memory::MemoryStore;
 
-use crate::asynchronous::{Yielding, block_on};
+use crate::asynchronous::block_on;
 use crate::driver::{DiskError, Rigged, RiggedTransaction, RiggedView};
 use crate::support::{name, text};
+use crate::waiting::Waiting;
 
 const NOW: Millis = Millis::new(1_000);
 
@@ -212,7 +213,7 @@ fn what_a_handler_made_of_a_run_that_does_not_count_is_forgotten() {
 }
 
 type Tx<'t, 's> = Writing<'t, RiggedTransaction<'s>>;
-type AsyncTx<'t, 's> = AsyncWriting<'t, Yielding<RiggedTransaction<'s>>>;
+type AsyncTx<'t, 's> = AsyncWriting<'t, Waiting<RiggedTransaction<'s>>>;
 
 /// An error of a handler that has the store's as its source.
 #[derive(Debug, thiserror::Error)]
@@ -300,7 +301,7 @@ fn a_conflict_that_an_async_handler_returns_is_no_failure_of_it() {
             match way {
                 0 => tx.load(&Query::none()).await.map(drop),
                 // Past what notes it.
-                1 => Yielding::load(tx, &Query::none()).await.map(drop),
+                1 => Waiting::load(tx, &Query::none()).await.map(drop),
                 2 if calls.get() == 1 => tx.apply(&hopeless()).await.map(drop),
                 3 if calls.get() == 1 => {
                     let answer = tx.apply_then_load(&hopeless(), &Query::none()).await;
@@ -309,7 +310,7 @@ fn a_conflict_that_an_async_handler_returns_is_no_failure_of_it() {
                 _ => Ok(()),
             }
         };
-        let (store, calls) = (Yielding(Rigged::default()), Cell::new(0));
+        let (store, calls) = (Waiting(Rigged::default()), Cell::new(0));
         let messages = [message("e", 1)];
         let inbox = Inbox::new(&store, name("c"));
         let received = inbox.receive_async(&messages, NOW, async |tx, _| {

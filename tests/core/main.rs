@@ -22,3 +22,5 @@ mod stats;
 mod support;
 mod trace;
 mod transitions;
+#[path = "../common/waiting.rs"]
+mod waiting;
