@@ -361,12 +361,15 @@ impl RelayMachine {
         for lane in self.lanes.overdue(self.now) {
             let timeout = self.settings.publish_timeout.as_millis();
             let reason = Reason::new(format_args!("the publish did not end within {timeout} ms"));
-            let ended = self.lanes.end(&lane, Some(Ending::Failed(reason)));
+            let ended = self.lanes.end(&lane, Some(Ending::Failed(reason.clone())));
             debug_assert!(ended.is_some(), "what is overdue is held");
             if let Some((settlement, publishing)) = ended {
                 self.settlements.push(settlement);
                 self.counters.overdue += 1;
-                publishing.into_iter().for_each(|it| self.left.add(it));
+                if let Some(it) = publishing {
+                    trace::overdue(&it.event, &lane, &reason);
+                    self.left.add(it);
+                }
             }
         }
         self.give_up.extend(self.left.pass(self.now));

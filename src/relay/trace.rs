@@ -10,6 +10,7 @@ use core::fmt::Display;
 
 use super::{Phase, Published};
 use crate::flow::Exchanged;
+use crate::ids::{EventId, OrderingKey, Reason};
 use crate::message::Message;
 use crate::transition::settle::Renewed;
 
@@ -30,6 +31,12 @@ pub fn published(message: &Message, published: &Published) {
         Published::Unavailable(reason) => tracing::warn!(%reason, "the broker cannot be reached"),
         Published::Abandoned => tracing::debug!("abandoned"),
     });
+}
+
+/// Tells that a publish did not end in time.
+pub fn overdue(id: &EventId, lane: &OrderingKey, reason: &Reason) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(%id, %lane, %reason, "overdue");
 }
 
 /// Tells what an exchange came to.
