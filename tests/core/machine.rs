@@ -13,7 +13,6 @@ use twobox::{
 };
 
 use crate::support::{LANE, ms, name, pending, text};
-use crate::trace::told;
 
 const START: Millis = Millis::new(1_000_000);
 const LEASE: Duration = Duration::from_secs(30);
@@ -543,14 +542,7 @@ fn f25_what_does_not_end_in_time_has_failed() {
     assert_eq!(relay.machine.poll_timeout(), Some(START + LEASE / 3));
     relay.after(LEASE / 3 - MS);
     assert_eq!((relay.machine.poll_action(), relay.machine.phase()), (None, Phase::Running));
-    // Whoever reads the log sees which ones.
-    let lines = told(|| relay.after(MS));
-    let reason = "the publish did not end within 10000 ms";
-    let overdue = |ticket: &Ticket| {
-        let (id, lane) = (&ticket.message.event.id, &ticket.lease.lane);
-        format!("WARN message=overdue id={id} lane={lane} reason={reason}")
-    };
-    assert_eq!(lines, hung.iter().map(overdue).collect::<Vec<_>>());
+    relay.after(MS);
     let leases = hung.iter().map(|ticket| ticket.lease.clone()).collect();
     assert_eq!(relay.machine.poll_action(), Some(Action::GiveUp(leases)));
     let status = relay.machine.status();

@@ -56,7 +56,7 @@ impl Subscriber for Lines {
 }
 
 /// What is told meanwhile.
-pub(crate) fn told(work: impl FnOnce()) -> Vec<String> {
+fn told(work: impl FnOnce()) -> Vec<String> {
     let lines = Lines::default();
     tracing::subscriber::with_default(lines.clone(), work);
     lines.0.lock().unwrap().clone()

@@ -54,13 +54,16 @@ impl Subscriber for Lines {
     fn exit(&self, _: &Id) {}
 }
 
-struct FailsOnce(Mutex<bool>);
+/// Fails at first, then hangs, then confirms.
+struct Unwell;
 
-impl AsyncPublisher for FailsOnce {
+impl AsyncPublisher for Unwell {
     async fn publish(&self, batch: &[Message], _now: Millis) -> Vec<Published> {
-        let failed = std::mem::replace(&mut *self.0.lock().unwrap(), true);
-        let answer =
-            if failed { Published::Confirmed } else { Published::Failed(Reason::new("no route")) };
+        let answer = match batch[0].attempt {
+            1 => Published::Failed(Reason::new("no route")),
+            2 => std::future::pending().await,
+            _ => Published::Confirmed,
+        };
         batch.iter().map(|_| answer.clone()).collect()
     }
 }
@@ -77,13 +80,7 @@ async fn each_step_is_told() {
         CommitOrder::new(&request, OrderId::new("order-1").unwrap(), body, [draft]).unwrap();
     Store::run(&**store.store(), order, Millis::new(1_000)).unwrap();
     let settings = RelaySettings::new(Owner::new("relay-1").unwrap());
-    let relay = RelayTask::spawn(
-        store,
-        FailsOnce(Mutex::new(false)),
-        settings,
-        tokio_clock(Millis::new(1_000)),
-    )
-    .unwrap();
+    let relay = RelayTask::spawn(store, Unwell, settings, tokio_clock(Millis::new(1_000))).unwrap();
     relay.wait_for(|status| status.counters.confirmed == 1).await;
     relay.stop(Duration::ZERO).await;
     let lines = lines.0.lock().unwrap().join("\n");
@@ -92,7 +89,9 @@ async fn each_step_is_told() {
         "publish id=order-1/1 type=happened attempt=1",
         "WARN message=failed reason=no route",
         "DEBUG message=settled confirmed=0 retried=1 released=0 dead=0 stale=0",
-        "publish id=order-1/1 type=happened attempt=2",
+        "WARN message=overdue id=order-1/1 lane=order-1 \
+         reason=the publish did not end within 10000 ms",
+        "publish id=order-1/1 type=happened attempt=3",
         "DEBUG message=confirmed",
         "DEBUG message=settled confirmed=1 retried=0 released=0 dead=0 stale=0",
         "INFO message=the relay is now phase=Stopped",
