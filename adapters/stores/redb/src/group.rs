@@ -204,25 +204,44 @@ enum Verdict {
 /// What becomes of a transaction, for those who wait.
 #[derive(Default)]
 struct Fate {
-    verdict: Mutex<Option<Verdict>>,
+    said: Mutex<Said>,
     told: Condvar,
+}
+
+#[derive(Default)]
+struct Said {
+    verdict: Option<Verdict>,
+    /// How many sleep until it is said.
+    asleep: usize,
 }
 
 impl Fate {
     /// The first word counts.
     fn tell(&self, verdict: Verdict) {
-        self.verdict.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(verdict);
-        self.told.notify_all();
+        let mut said = self.said();
+        if said.verdict.is_none() {
+            said.verdict = Some(verdict);
+            // To wake nobody is a system call too, and most commits are of one caller.
+            if said.asleep > 0 {
+                self.told.notify_all();
+            }
+        }
     }
 
     fn wait(&self) -> Verdict {
-        let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said();
         loop {
-            match &*verdict {
-                Some(verdict) => return verdict.clone(),
-                None => verdict = self.told.wait(verdict).unwrap_or_else(PoisonError::into_inner),
+            if let Some(verdict) = &said.verdict {
+                return verdict.clone();
             }
+            said.asleep += 1;
+            said = self.told.wait(said).unwrap_or_else(PoisonError::into_inner);
+            said.asleep -= 1;
         }
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
