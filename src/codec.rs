@@ -37,20 +37,12 @@ const SEPARATOR: u8 = 0;
 
 /// Appends the bytes of a key within its table.
 pub fn encode_key(key: &Key, out: &mut Vec<u8>) {
-    let (first, second) = match key {
-        Key::Request(key) => (key.scope.as_str(), Some(key.id.as_str())),
-        Key::Order(id) => (id.as_str(), None),
-        Key::Event(id) | Key::Outbox(id) => (id.as_str(), None),
-        Key::Lane(key) => (key.as_str(), None),
-        Key::Inbox(consumer, id) | Key::Effect(consumer, id) | Key::Call(consumer, id) => {
-            (consumer.as_str(), Some(id.as_str()))
+    let (table, texts) = key.parts();
+    for (at, text) in texts[..table.texts()].iter().enumerate() {
+        if at > 0 {
+            out.push(SEPARATOR);
         }
-        Key::Position(consumer, key) => (consumer.as_str(), Some(key.as_str())),
-    };
-    out.extend_from_slice(first.as_bytes());
-    if let Some(second) = second {
-        out.push(SEPARATOR);
-        out.extend_from_slice(second.as_bytes());
+        out.extend_from_slice(text.as_bytes());
     }
 }
 

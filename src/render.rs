@@ -171,10 +171,7 @@ pub struct ShownRow {
 
 impl fmt::Display for ShownRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&match self.key.parts() {
-            (_, only, "") => quoted(only),
-            (_, first, second) => quoted(format!("{first}/{second}")),
-        })?;
+        f.write_str(&quoted(self.key.text()))?;
         self.columns.iter().try_for_each(|(column, value)| write!(f, " {column}={value}"))
     }
 }

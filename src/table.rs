@@ -5,6 +5,7 @@
 //! in its lane. That it is confirmed follows from its lane, which has moved past it; a row in
 //! `outbox` says what else happened to it, and is there only if something did.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -136,39 +137,54 @@ impl Key {
     }
 }
 
-/// A key as it is compared: the table, and the texts of the key, of which there are two at most. It
-/// sorts as [`Key`] does.
-pub(crate) type Parts<'a> = (Table, &'a str, &'a str);
+/// A key as it is compared: the table, and the texts of the key, of which there are
+/// [`Table::texts`]; the others are empty. It sorts as [`Key`] does.
+pub(crate) type Parts<'a> = (Table, [&'a str; 4]);
+
+/// The parts of a key of these texts.
+pub(crate) fn parts<'a, const N: usize>(table: Table, texts: [&'a str; N]) -> Parts<'a> {
+    const { assert!(N <= 4, "no key has more texts") };
+    debug_assert_eq!(table.texts(), N, "each key has all of its texts");
+    let mut all = [""; 4];
+    all[..N].copy_from_slice(&texts);
+    (table, all)
+}
+
+impl Table {
+    /// How many texts a key has.
+    pub(crate) const fn texts(self) -> usize {
+        match self {
+            Self::Orders | Self::Events | Self::Outbox | Self::Lanes => 1,
+            Self::Requests | Self::Inbox | Self::Effects | Self::Positions | Self::Calls => 2,
+        }
+    }
+}
 
 impl Key {
     pub(crate) fn parts(&self) -> Parts<'_> {
-        let (first, second) = match self {
-            Self::Request(key) => (key.scope.as_str(), key.id.as_str()),
-            Self::Order(id) => (id.as_str(), ""),
-            Self::Event(id) | Self::Outbox(id) => (id.as_str(), ""),
-            Self::Lane(key) => (key.as_str(), ""),
+        let table = self.table();
+        match self {
+            Self::Request(key) => parts(table, [key.scope.as_str(), key.id.as_str()]),
+            Self::Order(id) => parts(table, [id.as_str()]),
+            Self::Event(id) | Self::Outbox(id) => parts(table, [id.as_str()]),
+            Self::Lane(key) => parts(table, [key.as_str()]),
             Self::Inbox(consumer, id) | Self::Effect(consumer, id) | Self::Call(consumer, id) => {
-                (consumer.as_str(), id.as_str())
+                parts(table, [consumer.as_str(), id.as_str()])
             }
-            Self::Position(consumer, key) => (consumer.as_str(), key.as_str()),
-        };
-        (self.table(), first, second)
+            Self::Position(consumer, key) => parts(table, [consumer.as_str(), key.as_str()]),
+        }
+    }
+
+    /// The texts of the key, with a slash between them.
+    pub(crate) fn text(&self) -> String {
+        let (table, texts) = self.parts();
+        texts[..table.texts()].join("/")
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ", self.table())?;
-        match self {
-            Self::Request(key) => key.fmt(f),
-            Self::Order(id) => id.fmt(f),
-            Self::Event(id) | Self::Outbox(id) => id.fmt(f),
-            Self::Lane(key) => key.fmt(f),
-            Self::Inbox(consumer, id) | Self::Effect(consumer, id) | Self::Call(consumer, id) => {
-                write!(f, "{consumer}/{id}")
-            }
-            Self::Position(consumer, key) => write!(f, "{consumer}/{key}"),
-        }
+        write!(f, "{} {}", self.table(), self.text())
     }
 }
 
@@ -562,18 +578,18 @@ impl Record {
 
     /// The parts of its key.
     pub(crate) fn parts(&self) -> Parts<'_> {
-        let (first, second) = match self {
-            Self::Request(key, _) => (key.scope.as_str(), key.id.as_str()),
-            Self::Order(id, _) => (id.as_str(), ""),
-            Self::Event(row) => (row.event.id.as_str(), ""),
-            Self::Outbox(id, _) => (id.as_str(), ""),
-            Self::Lane(key, _) => (key.as_str(), ""),
+        let table = self.table();
+        match self {
+            Self::Request(key, _) => parts(table, [key.scope.as_str(), key.id.as_str()]),
+            Self::Order(id, _) => parts(table, [id.as_str()]),
+            Self::Event(row) => parts(table, [row.event.id.as_str()]),
+            Self::Outbox(id, _) => parts(table, [id.as_str()]),
+            Self::Lane(key, _) => parts(table, [key.as_str()]),
             Self::Inbox(consumer, id, _)
             | Self::Effect(consumer, id, _)
-            | Self::Call(consumer, id, _) => (consumer.as_str(), id.as_str()),
-            Self::Position(consumer, key, _) => (consumer.as_str(), key.as_str()),
-        };
-        (self.table(), first, second)
+            | Self::Call(consumer, id, _) => parts(table, [consumer.as_str(), id.as_str()]),
+            Self::Position(consumer, key, _) => parts(table, [consumer.as_str(), key.as_str()]),
+        }
     }
 
     /// The table.

@@ -11,7 +11,7 @@ use crate::ids::{Consumer, EventId, OrderId, OrderingKey, RequestKey};
 use crate::stats::Stats;
 use crate::table::{
     CallRow, EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, OutboxRow, Parts, PositionRow,
-    Record, RequestRow, Revision, Stored, Table,
+    Record, RequestRow, Revision, Stored, Table, parts,
 };
 
 /// The answer to a [`Query`](crate::Query). The query's documentation says what is in it, and in
@@ -165,25 +165,25 @@ macro_rules! rows_by_key {
 rows_by_key! {
     /// A request.
     request(key: RequestKey) -> RequestRow:
-        (Table::Requests, key.scope.as_str(), key.id.as_str()), Record::Request(_, row) => row;
+        parts(Table::Requests, [key.scope.as_str(), key.id.as_str()]), Record::Request(_, row) => row;
     /// An order.
-    order(id: OrderId) -> OrderRow: (Table::Orders, id.as_str(), ""), Record::Order(_, row) => row;
+    order(id: OrderId) -> OrderRow: parts(Table::Orders, [id.as_str()]), Record::Order(_, row) => row;
     /// An event with its place.
-    event(id: EventId) -> EventRow: (Table::Events, id.as_str(), ""), Record::Event(row) => row;
+    event(id: EventId) -> EventRow: parts(Table::Events, [id.as_str()]), Record::Event(row) => row;
     /// What happened to an event.
-    outbox(id: EventId) -> OutboxRow: (Table::Outbox, id.as_str(), ""), Record::Outbox(_, row) => row;
+    outbox(id: EventId) -> OutboxRow: parts(Table::Outbox, [id.as_str()]), Record::Outbox(_, row) => row;
     /// A lane.
-    lane(key: OrderingKey) -> LaneRow: (Table::Lanes, key.as_str(), ""), Record::Lane(_, row) => row;
+    lane(key: OrderingKey) -> LaneRow: parts(Table::Lanes, [key.as_str()]), Record::Lane(_, row) => row;
     /// What a consumer received.
     inbox(consumer: Consumer, event: EventId) -> InboxRow:
-        (Table::Inbox, consumer.as_str(), event.as_str()), Record::Inbox(_, _, row) => row;
+        parts(Table::Inbox, [consumer.as_str(), event.as_str()]), Record::Inbox(_, _, row) => row;
     /// An effect.
     effect(consumer: Consumer, event: EventId) -> Body:
-        (Table::Effects, consumer.as_str(), event.as_str()), Record::Effect(_, _, body) => body;
+        parts(Table::Effects, [consumer.as_str(), event.as_str()]), Record::Effect(_, _, body) => body;
     /// How far a consumer has come.
     position(consumer: Consumer, key: OrderingKey) -> PositionRow:
-        (Table::Positions, consumer.as_str(), key.as_str()), Record::Position(_, _, row) => row;
+        parts(Table::Positions, [consumer.as_str(), key.as_str()]), Record::Position(_, _, row) => row;
     /// A call.
     call(consumer: Consumer, event: EventId) -> CallRow:
-        (Table::Calls, consumer.as_str(), event.as_str()), Record::Call(_, _, row) => row;
+        parts(Table::Calls, [consumer.as_str(), event.as_str()]), Record::Call(_, _, row) => row;
 }

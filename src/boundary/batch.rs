@@ -7,7 +7,7 @@ use core::mem::swap;
 
 use crate::ids::{Invalid, OrderingKey};
 use crate::lane::LaneEdit;
-use crate::table::{Key, LaneRow, Parts, Record, Revision, Stored, Table};
+use crate::table::{Key, LaneRow, Parts, Record, Revision, Stored, Table, parts};
 use crate::time::Millis;
 
 /// What a change expects to find.
@@ -100,7 +100,7 @@ impl Change {
         match self {
             Self::Put { record, .. } => record.parts(),
             Self::Delete { key, .. } => key.parts(),
-            Self::Lane { key, .. } => (Table::Lanes, key.as_str(), ""),
+            Self::Lane { key, .. } => parts(Table::Lanes, [key.as_str()]),
         }
     }
 
