@@ -21,8 +21,8 @@ use std::time::Duration;
 use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
     Body, CommitOrder, Committed, Consumer, Draft, Dump, EventId, EventState, Handled, Inbox,
-    Message, Millis, OrderId, OrderingKey, Owner, ParametersDiffer, Reason, Receipt, Register,
-    Request, RunError, Store, Table,
+    Message, Millis, Moment, OrderId, OrderingKey, Owner, ParametersDiffer, Reason, Receipt,
+    Register, Request, RunError, Store, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -200,9 +200,9 @@ fn deliver<S: Store>(
     let courier =
         Courier { inbox: Inbox::new(receiver, Consumer::new("parcels")?), receipts: Vec::new() };
     let settings = RelaySettings { lease: LEASE, ..RelaySettings::new(Owner::new("demo")?) };
-    let mut relay = Relay::new(sender, courier, settings, now)?;
+    let mut relay = Relay::new(sender, courier, settings, Moment::steady(now))?;
     // With nothing to do between the steps, this would be `relay.run_until_idle(now)?`.
-    while relay.step(now)? {
+    while relay.step(Moment::steady(now))? {
         for (event, received) in relay.publisher_mut().receipts.drain(..) {
             receipt(event, received)?;
         }

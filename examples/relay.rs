@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
     Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, EventState, Handled, Inbox, Message,
-    Millis, OrderingKey, Owner, Reader, Reason, Request, Store, Table,
+    Millis, Moment, OrderingKey, Owner, Reader, Reason, Request, Store, Table,
 };
 use twobox_redb::RedbStore;
 
@@ -44,13 +44,17 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "orders={} outbox={}", dump.count(Table::Orders), dump.count(Table::Events))?;
 
     let mut broker = Broker { failures_left: 1, sent: Vec::new() };
-    let mut relay =
-        Relay::new(&shop, &mut broker, RelaySettings::new(Owner::new("relay-1")?), now)?;
-    let confirmed = relay.run_until_idle(now)?.confirmed;
+    let mut relay = Relay::new(
+        &shop,
+        &mut broker,
+        RelaySettings::new(Owner::new("relay-1")?),
+        Moment::steady(now),
+    )?;
+    let confirmed = relay.run_until_idle(Moment::steady(now))?.confirmed;
     writeln!(out, "broker fails: confirmed={confirmed} {}", outbox(&shop)?)?;
     // The failed event waits for its backoff, and the other one of the same user behind it.
     let later = now + DeliveryPolicy::default().backoff_base;
-    let confirmed = relay.run_until_idle(later)?.confirmed;
+    let confirmed = relay.run_until_idle(Moment::steady(later))?.confirmed;
     writeln!(out, "retry: confirmed={confirmed} {}", outbox(&shop)?)?;
 
     // Each event is handled once, in one commit with its row in the inbox (P5).

@@ -59,7 +59,7 @@ pub use table::{
     IndexEntry, Key, LaneRow, Lease, OrderRow, OutboxRow, PlacedOrder, PositionRow, Record,
     RequestRow, Revision, Stored, Table,
 };
-pub use time::Millis;
+pub use time::{Millis, Moment};
 pub use transition::call;
 pub use transition::claim::{Claim, Claimed, Leased, LeasedEvent};
 pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};

@@ -65,6 +65,66 @@ impl core::ops::Add<Duration> for Millis {
     }
 }
 
+/// A moment by two clocks: the time of day, which may be set and steps, and a time that only passes.
+///
+/// Stamps are made by the first one, and intervals are measured by the second one, so neither
+/// drifts where the clock of the machine is set (F37).
+///
+/// ```
+/// use core::time::Duration;
+/// use twobox::{Millis, Moment};
+///
+/// let begun = Moment::steady(Millis::new(1_000));
+/// let later = begun + Duration::from_secs(2);
+/// assert_eq!(later.wall, Millis::new(3_000));
+/// assert_eq!(later.since(begun), Duration::from_secs(2));
+/// // The clock was set back by an hour, and two seconds have passed all the same.
+/// let set = Moment { wall: Millis::new(0), ..later };
+/// assert_eq!(set.since(begun), Duration::from_secs(2));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Moment {
+    /// The time of day, for stamps in a store. It may step either way.
+    pub wall: Millis,
+    /// The time since any fixed point, for intervals. It never steps back. It may stand still
+    /// while the computer sleeps.
+    pub uptime: Duration,
+}
+
+impl Moment {
+    /// This time of a clock that is never set: its uptime is counted from the epoch. For tests, and
+    /// for devices whose only clock is of that kind. With the time of day of a computer, intervals
+    /// would drift when that is set.
+    #[must_use]
+    pub const fn steady(wall: Millis) -> Self {
+        Self { wall, uptime: Duration::from_millis(wall.get()) }
+    }
+
+    /// The system's clocks. The uptime begins with the first call in this process.
+    #[cfg(feature = "std")]
+    #[must_use]
+    pub fn now() -> Self {
+        use std::sync::OnceLock;
+        use std::time::Instant;
+        static BEGUN: OnceLock<Instant> = OnceLock::new();
+        Self { wall: Millis::now(), uptime: BEGUN.get_or_init(Instant::now).elapsed() }
+    }
+
+    /// How much time has passed since `earlier`; none if that is not earlier.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        self.uptime.saturating_sub(earlier.uptime)
+    }
+}
+
+impl core::ops::Add<Duration> for Moment {
+    type Output = Self;
+    /// The moment so much later, with neither clock set meanwhile.
+    fn add(self, span: Duration) -> Self {
+        Self { wall: self.wall + span, uptime: self.uptime.saturating_add(span) }
+    }
+}
+
 fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

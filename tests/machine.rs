@@ -19,12 +19,13 @@ use proptest::prelude::*;
 use twobox::relay::{Action, Phase, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::{
     Body, Change, Checked, Claim, Claimed, CommitOrder, DeliveryPolicy, Draft, EventId,
-    Fingerprint, LanePlace, LeaseRef, Leased, Millis, OrderId, OrderingKey, Owner, Reason, Record,
-    Renew, Renewed, Request, Settle, Settled, Settlement, Stale, StaleLease, Store, Transition,
+    Fingerprint, LanePlace, LeaseRef, Leased, Millis, Moment, OrderId, OrderingKey, Owner, Reason,
+    Record, Renew, Renewed, Request, Settle, Settled, Settlement, Stale, StaleLease, Store,
+    Transition,
 };
 use twobox_memory::MemoryStore;
 
-const START: Millis = Millis::new(1_000_000_000);
+const START: Moment = Moment::steady(Millis::new(1_000_000_000));
 const LEASE: Duration = Duration::from_secs(30);
 const LANES: u8 = 6;
 const WINDOW: usize = 12;
@@ -39,8 +40,10 @@ const BODY: usize = 5 * LANES as usize;
 /// Something that happens to the machine.
 #[derive(Debug, Clone)]
 enum Step {
-    /// The clock that the machine is told moves by so many milliseconds, either way.
+    /// The time of day is set by so many milliseconds, either way.
     Clock(i64),
+    /// So many milliseconds pass.
+    Passes(u64),
     /// Time passes until the machine wants to come back.
     Wait,
     Wakeup,
@@ -76,7 +79,8 @@ fn steps() -> impl Strategy<Value = Step> {
     let lanes = prop::collection::vec((0..LANES, 1..5_u8), 0..5);
     prop_oneof![
         2 => (-90_000..90_000_i64).prop_map(Step::Clock),
-        2 => (0..900_i64).prop_map(Step::Clock),
+        2 => (0..900_u64).prop_map(Step::Passes),
+        2 => (0..90_000_u64).prop_map(Step::Passes),
         6 => Just(Step::Wait),
         2 => Just(Step::Wakeup),
         12 => (lanes, prop::bool::weighted(0.1), prop::option::of(any::<u16>()))
@@ -96,7 +100,8 @@ fn steps() -> impl Strategy<Value = Step> {
 #[derive(Debug)]
 struct Given {
     lane: OrderingKey,
-    until: Millis,
+    /// By both clocks.
+    until: Moment,
     alone: bool,
     events: Vec<EventId>,
     bytes: usize,
@@ -114,13 +119,17 @@ struct Given {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Call {
     number: u64,
-    deadline: Millis,
+    deadline: Duration,
 }
 
 struct Driver {
     machine: RelayMachine,
-    clock: Millis,
+    clock: Moment,
+    /// What the machine was told of it last.
+    told: Moment,
     transaction: Option<Action>,
+    /// When that was asked.
+    asked: Moment,
     publishing: Vec<(Ticket, Call)>,
     /// What is overdue, and still under way.
     hung: Vec<(Ticket, Call)>,
@@ -131,7 +140,7 @@ struct Driver {
     sequences: BTreeMap<OrderingKey, u64>,
     stopping: bool,
     /// Until when it is patient, once it stops.
-    patient_until: Millis,
+    patient_until: Duration,
     gave_up: bool,
     /// What the store was asked last has failed.
     failed: bool,
@@ -155,7 +164,9 @@ impl Driver {
         Self {
             machine: RelayMachine::new(settings, START).unwrap().batch(BATCH),
             clock: START,
+            told: START,
             transaction: None,
+            asked: START,
             publishing: Vec::new(),
             hung: Vec::new(),
             calls: 0,
@@ -163,7 +174,7 @@ impl Driver {
             tokens: 0,
             sequences: BTreeMap::new(),
             stopping: false,
-            patient_until: Millis::MAX,
+            patient_until: Duration::MAX,
             gave_up: false,
             failed: false,
             old: Vec::new(),
@@ -171,9 +182,16 @@ impl Driver {
         }
     }
 
+    /// What to tell the machine.
+    const fn now(&mut self) -> Moment {
+        self.told = self.clock;
+        self.told
+    }
+
     /// Takes all there is to do, and checks each of it.
     fn drain(&mut self) {
-        self.machine.handle_timeout(self.clock);
+        let now = self.now();
+        self.machine.handle_timeout(now);
         self.check_patience();
         let mut actions = 0;
         while let Some(action) = self.machine.poll_action() {
@@ -218,7 +236,7 @@ impl Driver {
                         exchange.claim == 0 || !trying,
                         "a claim while an event is tried alone (F4)"
                     );
-                    self.transaction = Some(action);
+                    (self.transaction, self.asked) = (Some(action), self.told);
                 }
                 Action::Renew(renew) => {
                     assert!(self.transaction.is_none(), "one transaction at a time");
@@ -228,7 +246,7 @@ impl Driver {
                         leases.iter().all(|lease| self.leases.contains_key(&lease.token)),
                         "renews what it does not hold"
                     );
-                    self.transaction = Some(action);
+                    (self.transaction, self.asked) = (Some(action), self.told);
                 }
                 Action::Publish(tickets) => {
                     assert!(!self.stopping && !self.machine.is_paused(), "a publish in a pause");
@@ -244,7 +262,7 @@ impl Driver {
                         self.check_ticket(ticket);
                     }
                     assert!(tickets.len() <= BATCH, "more than a call takes");
-                    let deadline = self.machine.now() + TIMEOUT;
+                    let deadline = self.told.uptime + TIMEOUT;
                     let call = Call { number: self.calls, deadline };
                     self.calls += 1;
                     self.publishing.extend(tickets.iter().map(|ticket| (ticket.clone(), call)));
@@ -267,7 +285,7 @@ impl Driver {
                     assert!(!lost.iter().any(held), "it breaks off what is not lost");
                 }
                 Action::GiveUp(leases) => {
-                    let now = self.machine.now();
+                    let now = self.told.uptime;
                     for lease in leases {
                         let at = self.publishing.iter().position(|it| it.0.lease == *lease);
                         let given_up = self.publishing.remove(at.expect("it is under way"));
@@ -290,14 +308,14 @@ impl Driver {
         );
         assert!(self.gave_up || status.hung == self.hung.len(), "how many hang (F25)");
         assert!(
-            self.publishing.iter().all(|(_, call)| self.machine.now() < call.deadline),
+            self.publishing.iter().all(|(_, call)| self.told.uptime < call.deadline),
             "it waits for what is overdue (F25)"
         );
         match self.machine.poll_timeout() {
             Some(at) => assert!(
-                at > self.machine.now(),
-                "it wants to come back at {at}, and it is {} (F13)",
-                self.machine.now()
+                at > self.told.uptime,
+                "it wants to come back at {at:?}, and it is {:?} (F13)",
+                self.told
             ),
             None => assert!(
                 self.transaction.is_some()
@@ -317,9 +335,10 @@ impl Driver {
                 .filter_map(|(ticket, _)| self.leases.get(&ticket.lease.token))
                 .filter(|l| !l.lost)
             {
-                let half = leased.until.before(LEASE / 2);
+                let half = leased.until.uptime - LEASE / 2;
                 assert!(
-                    self.machine.now() < half
+                    self.told.uptime < half
+                        && self.told.wall < leased.until.wall.before(LEASE / 2)
                         && self.machine.poll_timeout().is_some_and(|at| at <= half),
                     "not renewed in time"
                 );
@@ -339,7 +358,11 @@ impl Driver {
             .expect("published under a lease that is lost or settled");
         assert_eq!(*lane, leased.lane);
         assert!(!leased.lost, "published under a lease that is lost (P6)");
-        assert!(self.machine.now() < leased.until, "published under a lease that has run out (F3)");
+        let Moment { wall, uptime } = leased.until;
+        assert!(
+            self.told.wall < wall && self.told.uptime < uptime,
+            "published under a lease that has run out (F3)"
+        );
         assert_eq!(
             ticket.message.event.id, leased.events[leased.published],
             "the order of the lane"
@@ -354,7 +377,7 @@ impl Driver {
     /// Its patience ends when it was told that it would, and then it waits for nothing that is
     /// under way.
     fn check_patience(&mut self) {
-        let ended = self.stopping && self.patient_until <= self.machine.now();
+        let ended = self.stopping && self.patient_until <= self.told.uptime;
         if ended && !self.gave_up {
             (self.gave_up, self.failed) = (true, false);
             let under_way = self.publishing.drain(..).chain(self.hung.drain(..));
@@ -447,9 +470,9 @@ impl Driver {
         alone: bool,
         due_in: Option<u16>,
     ) -> Claimed {
-        let now = self.machine.now();
+        let now = self.asked;
         let mut claimed = Claimed {
-            next_due: due_in.map(|millis| now + Duration::from_millis(millis.into())),
+            next_due: due_in.map(|millis| now.wall + Duration::from_millis(millis.into())),
             ..Claimed::default()
         };
         let (mut left, mut left_bytes) = (limit, bytes);
@@ -462,7 +485,7 @@ impl Driver {
             let held = self
                 .leases
                 .values()
-                .any(|given| given.lane == lane && !given.lost && given.until > now);
+                .any(|given| given.lane == lane && !given.lost && given.until.wall > now.wall);
             let events = usize::from(*events).min(4).min(left).min(if alone { 1 } else { 4 });
             // With the event that reaches the bytes there is enough.
             let events = if size == 0 { events } else { events.min(left_bytes.div_ceil(size)) };
@@ -487,7 +510,7 @@ impl Driver {
             let until = now + LEASE;
             let mut leased = self.lease(&lane, after, &vec![size; events]);
             let lease = LeaseRef { lane: lane.clone(), token: self.tokens };
-            (leased.lease, leased.until, leased.alone) = (lease, until, alone);
+            (leased.lease, leased.until, leased.alone) = (lease, until.wall, alone);
             let given = Given {
                 lane,
                 until,
@@ -519,10 +542,11 @@ impl Driver {
                 let claimed =
                     (exchange.claim > 0).then(|| self.claimed(limits, lanes, alone, due_in));
                 self.failed = false;
-                self.machine.handle_exchanged(self.clock, (settled, claimed));
+                let now = self.now();
+                self.machine.handle_exchanged(now, (settled, claimed));
             }
             Some(Action::Renew(renew)) => {
-                let until = self.machine.now() + LEASE;
+                let until = self.asked + LEASE;
                 let mut renewed = Renewed::default();
                 for (n, lease) in self.renewed_by(&renew).into_iter().enumerate() {
                     // It may have been settled in the meantime, or be to be settled.
@@ -532,14 +556,18 @@ impl Driver {
                         }
                         renewed.stale.push(StaleLease { lease, why: Stale::Ended });
                     } else {
+                        // The store never makes a lease shorter.
+                        let mut until = until;
                         if let Some(given) = self.leases.get_mut(&lease.token) {
+                            until.wall = until.wall.max(given.until.wall);
                             given.until = until;
                         }
-                        renewed.leases.push((lease, until));
+                        renewed.leases.push((lease, until.wall));
                     }
                 }
                 self.failed = false;
-                self.machine.handle_renewed(self.clock, &renewed);
+                let now = self.now();
+                self.machine.handle_renewed(now, &renewed);
             }
         }
     }
@@ -570,7 +598,8 @@ impl Driver {
         if known && matches!(answer, Published::Unavailable(_)) {
             self.probing = true;
         }
-        self.machine.handle_published(self.clock, &ticket, answer);
+        let now = self.now();
+        self.machine.handle_published(now, &ticket, answer);
         self.old.push(ticket);
     }
 
@@ -584,17 +613,19 @@ impl Driver {
         let message = leased.events[0].message.clone();
         let exchange = matches!(self.transaction, Some(Action::Exchange(_)));
         match which % 6 {
-            0 => self.machine.handle_published(
-                self.clock,
-                &Ticket { lease, message },
-                Published::Confirmed,
-            ),
+            0 => {
+                let (now, ticket) = (self.now(), Ticket { lease, message });
+                self.machine.handle_published(now, &ticket, Published::Confirmed);
+            }
             // An answer that was given before.
             1 => {
-                if let Some(ticket) = self.old.last().filter(|ticket| !self.is_under_way(ticket)) {
+                if let Some(ticket) =
+                    self.old.last().cloned().filter(|ticket| !self.is_under_way(ticket))
+                {
+                    let now = self.now();
                     self.machine.handle_published(
-                        self.clock,
-                        ticket,
+                        now,
+                        &ticket,
                         Published::Rejected(Reason::new("twice")),
                     );
                 }
@@ -602,7 +633,8 @@ impl Driver {
             // The answer to another transaction than the one that is under way.
             2 if !exchange => {
                 let claimed = Claimed { leased: vec![leased], ..Claimed::default() };
-                self.machine.handle_exchanged(self.clock, (None, Some(claimed)));
+                let now = self.now();
+                self.machine.handle_exchanged(now, (None, Some(claimed)));
             }
             3 if exchange || self.transaction.is_none() => {
                 let mut renewed = Renewed::default();
@@ -610,10 +642,12 @@ impl Driver {
                     let lease = LeaseRef { lane: leased.lane.clone(), token: *token };
                     renewed.stale.push(StaleLease { lease, why: Stale::NoLane });
                 }
-                self.machine.handle_renewed(self.clock, &renewed);
+                let now = self.now();
+                self.machine.handle_renewed(now, &renewed);
             }
             4 if self.transaction.is_none() => {
-                self.machine.handle_store_failed(self.clock, Reason::new("away"));
+                let now = self.now();
+                self.machine.handle_store_failed(now, Reason::new("away"));
             }
             _ => {}
         }
@@ -622,17 +656,18 @@ impl Driver {
     fn step(&mut self, step: &Step) {
         match step {
             Step::Clock(millis) => {
-                self.clock = Millis::new(self.clock.get().saturating_add_signed(*millis));
+                let set = self.clock.wall.get().saturating_add_signed(*millis);
+                self.clock.wall = Millis::new(set);
             }
+            Step::Passes(millis) => self.clock = self.clock + Duration::from_millis(*millis),
             Step::Wait => {
-                // At the end of time nothing is left to be seen.
-                let at = self.machine.poll_timeout().filter(|at| *at < Millis::MAX);
-                if let Some(at) = at {
-                    self.clock = self.clock + at.since(self.machine.now());
+                if let Some(rest) = self.machine.rest_for() {
+                    self.clock = self.clock + rest;
                 }
             }
             Step::Wakeup => {
-                self.machine.handle_wakeup(self.clock);
+                let now = self.now();
+                self.machine.handle_wakeup(now);
                 if self.transaction.is_none() {
                     self.drain();
                     self.check_liveness();
@@ -642,7 +677,8 @@ impl Driver {
             Step::StoreFails => {
                 if self.transaction.take().is_some() {
                     self.failed = true;
-                    self.machine.handle_store_failed(self.clock, Reason::new("away"));
+                    let now = self.now();
+                    self.machine.handle_store_failed(now, Reason::new("away"));
                 }
             }
             Step::Renewed { lost } => {
@@ -657,9 +693,11 @@ impl Driver {
                     let (ticket, _) = self.hung.remove(at);
                     if *told {
                         let late = Published::Confirmed;
-                        self.machine.handle_published(self.clock, &ticket, late);
+                        let now = self.now();
+                        self.machine.handle_published(now, &ticket, late);
                     } else {
-                        self.machine.handle_broken_off(self.clock, &ticket.lease);
+                        let now = self.now();
+                        self.machine.handle_broken_off(now, &ticket.lease);
                     }
                     self.old.push(ticket);
                 }
@@ -674,8 +712,9 @@ impl Driver {
 
     fn ask_to_stop(&mut self, patience: Duration) {
         self.stopping = true;
-        self.machine.handle_stop(self.clock, patience);
-        self.patient_until = self.patient_until.min(self.machine.now() + patience);
+        let now = self.now();
+        self.machine.handle_stop(now, patience);
+        self.patient_until = self.patient_until.min(self.told.uptime.saturating_add(patience));
     }
 
     /// Asks it to stop, and answers all that it asks: it comes to its end, with every lease settled

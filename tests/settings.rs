@@ -12,7 +12,7 @@ use std::path::Path;
 use twobox::relay::{Published, Relay, RelaySettings};
 use twobox::{
     Body, Claim, CommitOrder, Consumer, DeliveryPolicy, Draft, EventId, Fingerprint, Handled,
-    Headers, Inbox, Millis, Owner, Reason, Receipt, Request, Retention, Store, WhenDead,
+    Headers, Inbox, Millis, Moment, Owner, Reason, Receipt, Request, Retention, Store, WhenDead,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbOptions;
@@ -146,9 +146,9 @@ fn second_event() -> twobox::Message {
         }
     }
     let settings = RelaySettings::new(Owner::new("relay").unwrap());
-    Relay::new(&store, Keep(&mut sent), settings, Millis::new(1))
+    Relay::new(&store, Keep(&mut sent), settings, Moment::steady(Millis::new(1)))
         .unwrap()
-        .run_until_idle(Millis::new(1))
+        .run_until_idle(Moment::steady(Millis::new(1)))
         .unwrap();
     sent.remove(1)
 }

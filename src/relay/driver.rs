@@ -14,14 +14,14 @@ use crate::ids::{Invalid, Reason};
 use crate::lane::LeaseRef;
 use crate::message::Message;
 use crate::store::{NoCall, Store, drive};
-use crate::time::Millis;
+use crate::time::Moment;
 
 /// A relay that publishes what a store has to deliver.
 ///
 /// ```
 /// use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 /// use twobox::{
-///     Body, CommitOrder, Draft, Fingerprint, Message, Millis, OrderId, Owner, Request, Store,
+///     Body, CommitOrder, Draft, Fingerprint, Message, Millis, Moment, OrderId, Owner, Request, Store,
 /// };
 /// use twobox_memory::MemoryStore;
 ///
@@ -32,10 +32,10 @@ use crate::time::Millis;
 ///     }
 /// }
 ///
-/// let (store, now) = (MemoryStore::new(), Millis::new(1_000));
+/// let (store, now) = (MemoryStore::new(), Moment::steady(Millis::new(1_000)));
 /// let request = Request::new("customer-7", "req-001", Fingerprint::of([("item", "notebook")]))?;
 /// let created = Draft::new("order.created", Body::text("notebook")?)?;
-/// store.run(CommitOrder::new(&request, OrderId::new("order-1")?, Body::text("notebook")?, [created])?, now)?;
+/// store.run(CommitOrder::new(&request, OrderId::new("order-1")?, Body::text("notebook")?, [created])?, now.wall)?;
 ///
 /// let mut relay = Relay::new(&store, Print, RelaySettings::new(Owner::new("relay-1")?), now)?;
 /// assert_eq!(relay.run_until_idle(now)?.confirmed, 1);
@@ -58,7 +58,7 @@ impl<S: Store, P: Publisher> Relay<S, P> {
         store: S,
         publisher: P,
         settings: RelaySettings,
-        now: Millis,
+        now: Moment,
     ) -> Result<Self, Invalid> {
         Ok(Self { store, publisher, machine: RelayMachine::new(settings, now)? })
     }
@@ -80,7 +80,7 @@ impl<S: Store, P: Publisher> Relay<S, P> {
     /// # Errors
     ///
     /// The store's. Nothing is lost by it: call again.
-    pub fn run_until_idle(&mut self, now: Millis) -> Result<Counters, RelayError<S::Error>> {
+    pub fn run_until_idle(&mut self, now: Moment) -> Result<Counters, RelayError<S::Error>> {
         self.machine.handle_wakeup(now);
         while self.step(now)? {}
         Ok(self.machine.counters())
@@ -91,19 +91,19 @@ impl<S: Store, P: Publisher> Relay<S, P> {
     /// # Errors
     ///
     /// The store's. What was not given back becomes due again when its lease runs out.
-    pub fn stop(mut self, now: Millis) -> Result<Counters, RelayError<S::Error>> {
+    pub fn stop(mut self, now: Moment) -> Result<Counters, RelayError<S::Error>> {
         self.machine.handle_stop(now, Duration::MAX);
         while self.step(now)? {}
         Ok(self.machine.counters())
     }
 
     /// Does the next thing, if there is one, and says whether there was. With nothing to do, call
-    /// again at the time of [`RelayMachine::poll_timeout`].
+    /// again at the uptime of [`RelayMachine::poll_timeout`].
     ///
     /// # Errors
     ///
     /// The store's. The machine has been told, and goes on after a pause.
-    pub fn step(&mut self, now: Millis) -> Result<bool, RelayError<S::Error>> {
+    pub fn step(&mut self, now: Moment) -> Result<bool, RelayError<S::Error>> {
         self.machine.handle_timeout(now);
         let Some(action) = self.machine.poll_action() else { return Ok(false) };
         match action {
@@ -132,7 +132,7 @@ impl<S: Store, P: Publisher> Relay<S, P> {
         }
     }
 
-    fn publish(&mut self, now: Millis, tickets: Vec<Ticket>) {
+    fn publish(&mut self, now: Moment, tickets: Vec<Ticket>) {
         let (leases, batch) =
             tickets.into_iter().map(|ticket| (ticket.lease, ticket.message)).unzip();
         let at = self.machine.now();
@@ -148,7 +148,7 @@ struct UnderWay<'a> {
     machine: &'a mut RelayMachine,
     leases: Vec<LeaseRef>,
     batch: Vec<Message>,
-    now: Millis,
+    now: Moment,
 }
 
 impl UnderWay<'_> {

@@ -3,11 +3,12 @@
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use super::machine::Ticket;
 use crate::ids::{EventId, OrderingKey};
 use crate::lane::LeaseRef;
-use crate::time::Millis;
+use crate::time::{Millis, Moment};
 use crate::transition::claim::Leased;
 use crate::transition::settle::{Ending, Settlement};
 
@@ -18,15 +19,63 @@ struct Held {
     confirmed: usize,
     /// The publish that is under way.
     publishing: Option<Call>,
-    until: Millis,
-    renew_at: Millis,
+    term: Term,
 }
 
-/// A call of the publisher: its slot, and by when it must have ended.
+/// When a lease ends, by both clocks: the relay goes by its own uptime, others by the time of day
+/// that the store has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Term {
+    ends: Duration,
+    renews: Duration,
+    stamped: Stamped,
+}
+
+/// The end of a lease as the store has it, and when half of it is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Stamped {
+    ends: Millis,
+    renews: Millis,
+}
+
+impl Term {
+    /// Of a lease for which the store was asked at this uptime, and that it has until `ends`.
+    pub(super) fn new(asked: Duration, lease: Duration, ends: Millis) -> Self {
+        // What ends at the end of time does not end.
+        let renews = if ends == Millis::MAX { ends } else { ends.before(lease / 2) };
+        Self {
+            ends: asked.saturating_add(lease),
+            renews: asked.saturating_add(lease / 2),
+            stamped: Stamped { ends, renews },
+        }
+    }
+
+    /// Whether so much time has passed that it has run out.
+    pub(super) fn has_passed(&self, uptime: Duration) -> bool {
+        uptime >= self.ends
+    }
+
+    /// Whether it has run out by either clock: then another may have taken the lane.
+    pub(super) fn is_over(&self, now: Moment) -> bool {
+        self.has_passed(now.uptime) || over(self.stamped.ends, now.wall)
+    }
+
+    /// Whether half of it is over by either clock: so a clock that was set ahead lets nobody take
+    /// the lane (F37).
+    fn is_half_over(&self, now: Moment) -> bool {
+        now.uptime >= self.renews || over(self.stamped.renews, now.wall)
+    }
+}
+
+fn over(at: Millis, wall: Millis) -> bool {
+    wall >= at && at < Millis::MAX
+}
+
+/// A call of the publisher: its slot, and by which uptime it must have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Call {
     pub(super) slot: usize,
-    pub(super) deadline: Millis,
+    pub(super) deadline: Duration,
 }
 
 /// All lanes that a relay holds. What is asked for often is counted, so that no answer costs a walk
@@ -37,10 +86,11 @@ pub(super) struct Lanes {
     held: BTreeMap<OrderingKey, Box<Held>>,
     /// Lanes of which nothing is being published, and something waits.
     ready: BTreeSet<OrderingKey>,
-    /// How many leases are to be renewed at each time.
-    renewals: Times,
-    /// How many publishes must have ended at each time, and how many are under way.
-    deadlines: Times,
+    /// How many leases are to be renewed at each uptime, and at each time of day.
+    renewals: Times<Duration>,
+    stamped_renewals: Times<Millis>,
+    /// How many publishes must have ended at each uptime, and how many are under way.
+    deadlines: Times<Duration>,
     publishing: usize,
     events: usize,
     bytes: usize,
@@ -68,12 +118,12 @@ impl Lanes {
     }
 
     /// When the next publish is overdue.
-    pub(super) fn overdue_at(&self) -> Option<Millis> {
+    pub(super) fn overdue_at(&self) -> Option<Duration> {
         self.deadlines.first()
     }
 
     /// The lanes whose publishes are overdue.
-    pub(super) fn overdue(&self, now: Millis) -> Vec<OrderingKey> {
+    pub(super) fn overdue(&self, now: Duration) -> Vec<OrderingKey> {
         if self.overdue_at().is_none_or(|at| at > now) {
             return Vec::new();
         }
@@ -87,17 +137,20 @@ impl Lanes {
         self.alone > 0
     }
 
-    /// When the next lease is to be renewed.
-    pub(super) fn renew_at(&self) -> Option<Millis> {
+    /// When the next lease is to be renewed, if the clock is not set.
+    pub(super) fn renew_at(&self) -> Option<Duration> {
         self.renewals.first()
     }
 
     /// The leases that are to be renewed by now.
-    pub(super) fn to_renew(&self, now: Millis) -> Vec<LeaseRef> {
-        if self.renew_at().is_none_or(|at| at > now) {
+    pub(super) fn to_renew(&self, now: Moment) -> Vec<LeaseRef> {
+        let stamped = self.stamped_renewals.first();
+        if self.renew_at().is_none_or(|at| at > now.uptime)
+            && stamped.is_none_or(|at| !over(at, now.wall))
+        {
             return Vec::new();
         }
-        let due = self.held.values().filter(|held| held.renew_at <= now);
+        let due = self.held.values().filter(|held| held.term.is_half_over(now));
         due.map(|held| held.leased.lease.clone()).collect()
     }
 
@@ -107,6 +160,7 @@ impl Lanes {
         let (held, ready) = (self.held.len(), self.ready.len());
         let none = (self.events, self.bytes, self.publishing(), self.alone) == (0, 0, 0, 0);
         self.renewals.count() == held
+            && self.stamped_renewals.count() == held
             && ready + self.publishing() <= held
             && self.alone <= held
             && (held > 0 || none)
@@ -114,29 +168,31 @@ impl Lanes {
 
     /// Holds a lane. If it was held already, its old lease is lost: whether something was being
     /// published under it, and what.
-    pub(super) fn hold(&mut self, leased: Leased, renew_at: Millis) -> Option<Publishing> {
+    pub(super) fn hold(&mut self, leased: Leased, term: Term) -> Option<Publishing> {
         let lane = leased.lease.lane.clone();
         let lost = self.lose(&lane);
         self.events += leased.events.len();
         self.bytes += bytes(&leased);
         self.alone += usize::from(leased.alone);
         self.ready.insert(lane.clone());
-        self.renewals.add(renew_at);
-        let until = leased.until;
-        let held = Held { leased, confirmed: 0, publishing: None, until, renew_at };
+        self.renewals.add(term.renews);
+        self.stamped_renewals.add(term.stamped.renews);
+        let held = Held { leased, confirmed: 0, publishing: None, term };
         self.held.insert(lane, Box::new(held));
         debug_assert!(self.adds_up());
         lost
     }
 
-    /// A lease lasts until this time.
-    pub(super) fn renewed(&mut self, lease: &LeaseRef, until: Millis, renew_at: Millis) {
+    /// A lease lasts for longer.
+    pub(super) fn renewed(&mut self, lease: &LeaseRef, term: Term) {
         let Some(held) = self.held.get_mut(&lease.lane) else { return };
         if held.leased.lease.token == lease.token {
-            self.renewals.remove(held.renew_at);
-            self.renewals.add(renew_at);
-            debug_assert!(until >= held.until, "a lease is never made shorter");
-            (held.until, held.renew_at) = (until, renew_at);
+            self.renewals.remove(held.term.renews);
+            self.renewals.add(term.renews);
+            self.stamped_renewals.remove(held.term.stamped.renews);
+            self.stamped_renewals.add(term.stamped.renews);
+            debug_assert!(term.ends >= held.term.ends, "a lease is never made shorter");
+            held.term = term;
             debug_assert!(self.adds_up());
         }
     }
@@ -155,7 +211,7 @@ impl Lanes {
     /// may publish, so that is renewed first (F3). `skip` says for which lanes to wait.
     pub(super) fn take(
         &mut self,
-        now: Millis,
+        now: Moment,
         most: usize,
         skip: &BTreeSet<OrderingKey>,
         call: Call,
@@ -167,7 +223,7 @@ impl Lanes {
                 break;
             }
             let Some(held) = self.held.get_mut(lane) else { continue };
-            if held.leased.alone != alone || now >= held.until || skip.contains(lane) {
+            if held.leased.alone != alone || held.term.is_over(now) || skip.contains(lane) {
                 continue;
             }
             if let Some(next) = held.leased.events.get(held.confirmed) {
@@ -233,7 +289,8 @@ impl Lanes {
     fn remove(&mut self, lane: &OrderingKey) -> Option<Box<Held>> {
         let held = self.held.remove(lane)?;
         self.ready.remove(lane);
-        self.renewals.remove(held.renew_at);
+        self.renewals.remove(held.term.renews);
+        self.stamped_renewals.remove(held.term.stamped.renews);
         self.events -= held.leased.events.len();
         self.bytes -= bytes(&held.leased);
         self.alone -= usize::from(held.leased.alone);
@@ -274,10 +331,10 @@ impl Publishing {
 
 /// How often each time was added.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-struct Times(BTreeMap<Millis, usize>);
+struct Times<T>(BTreeMap<T, usize>);
 
-impl Times {
-    fn first(&self) -> Option<Millis> {
+impl<T: Copy + Ord> Times<T> {
+    fn first(&self) -> Option<T> {
         self.0.first_key_value().map(|(at, _)| *at)
     }
 
@@ -285,11 +342,11 @@ impl Times {
         self.0.values().sum()
     }
 
-    fn add(&mut self, at: Millis) {
+    fn add(&mut self, at: T) {
         *self.0.entry(at).or_default() += 1;
     }
 
-    fn remove(&mut self, at: Millis) {
+    fn remove(&mut self, at: T) {
         match self.0.get_mut(&at) {
             Some(count) if *count > 1 => *count -= 1,
             Some(_) | None => drop(self.0.remove(&at)),

@@ -7,12 +7,12 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::any::Any;
 use core::fmt::Display;
+use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Phase, Published, RelayMachine, Status, Ticket, answers, trace};
 use crate::ids::Reason;
 use crate::message::Message;
-use crate::time::Millis;
 
 /// What a panic has left.
 pub type Panic = Box<dyn Any + Send>;
@@ -60,10 +60,9 @@ pub fn published(
     published
 }
 
-/// By when a relay that is told to stop at this time, if not before, gives up waiting. The least
-/// patient counts.
+/// By which uptime a relay that is told to stop gives up waiting. The least patient counts.
 #[must_use]
-pub fn stop_by(there: Option<Millis>, until: Millis) -> Millis {
+pub fn stop_by(there: Option<Duration>, until: Duration) -> Duration {
     there.map_or(until, |there| there.min(until))
 }
 

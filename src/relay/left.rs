@@ -3,11 +3,11 @@
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use super::held::Publishing;
 use crate::ids::OrderingKey;
 use crate::lane::LeaseRef;
-use crate::time::Millis;
 
 /// All of them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -39,7 +39,7 @@ impl Left {
     }
 
     /// When the next one is overdue.
-    pub(super) fn next(&self) -> Option<Millis> {
+    pub(super) fn next(&self) -> Option<Duration> {
         self.publishes.iter().map(|it| it.call.deadline).min()
     }
 
@@ -58,7 +58,7 @@ impl Left {
     }
 
     /// Time has passed: gives what is overdue since. No lane waits for it any more.
-    pub(super) fn pass(&mut self, now: Millis) -> Vec<LeaseRef> {
+    pub(super) fn pass(&mut self, now: Duration) -> Vec<LeaseRef> {
         let before = self.hung.len();
         self.hung.extend(self.publishes.extract_if(.., |it| it.call.deadline <= now));
         if self.hung.len() > before {

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::Published;
-use super::held::{Call, Lanes, Publishing};
+use super::held::{Call, Lanes, Publishing, Term};
 use super::left::Left;
 use super::pace::Pace;
 use super::settings::RelaySettings;
@@ -15,7 +15,7 @@ use crate::flow::{ExchangeFlow, Exchanged};
 use crate::ids::{Invalid, OrderingKey, Reason};
 use crate::lane::LeaseRef;
 use crate::message::Message;
-use crate::time::Millis;
+use crate::time::{Millis, Moment};
 use crate::transition::claim::{Claim, Claimed};
 use crate::transition::settle::{Ending, Renew, Renewed, Settle, Settled, Settlement};
 
@@ -156,7 +156,13 @@ pub struct Status {
     pub error: Option<Reason>,
 }
 
-/// Which transaction is under way.
+/// Which transaction is under way, and since when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Asked {
+    what: Transaction,
+    at: Moment,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Transaction {
     Exchange,
@@ -168,9 +174,8 @@ enum Transaction {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RelayMachine {
     settings: Checked<RelaySettings>,
-    /// The machine's own time, which never steps back, and the clock's time that it was last told.
-    now: Millis,
-    told: Millis,
+    /// What it was last told. All intervals are by its uptime, and the times below are uptimes.
+    now: Moment,
     lanes: Lanes,
     left: Left,
     slots: Slots,
@@ -185,15 +190,15 @@ pub struct RelayMachine {
     /// What is to be settled, and what the exchange under way settles.
     settlements: Vec<Settlement>,
     settling: Vec<Settlement>,
-    transaction: Option<Transaction>,
-    claim_at: Millis,
+    transaction: Option<Asked>,
+    claim_at: Duration,
     /// Somebody committed events while a transaction was under way, which may have begun before.
     woken: bool,
     /// Doubles with each failure in a row: of the broker, and of the store.
     broker_failures: u32,
     store_failures: u32,
-    paused_until: Option<Millis>,
-    store_paused_until: Option<Millis>,
+    paused_until: Option<Duration>,
+    store_paused_until: Option<Duration>,
     /// What the store said, if it failed the last time.
     error: Option<Reason>,
     stop: Option<Stop>,
@@ -204,7 +209,7 @@ pub struct RelayMachine {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Stop {
     /// Until then it waits for what is being published.
-    patient_until: Millis,
+    patient_until: Duration,
     /// How many publishes were under way when its patience ended.
     gave_up_on: Option<usize>,
     /// Whether it has ended with something that it could not give back.
@@ -217,13 +222,12 @@ impl RelayMachine {
     /// # Errors
     ///
     /// [`Invalid`] if the settings do not go together.
-    pub fn new(settings: RelaySettings, now: Millis) -> Result<Self, Invalid> {
+    pub fn new(settings: RelaySettings, now: Moment) -> Result<Self, Invalid> {
         let settings = settings.checked()?;
         Ok(Self {
             batch: usize::MAX,
-            pace: Pace::new(settings.window, now),
+            pace: Pace::new(settings.window, now.uptime),
             now,
-            told: now,
             lanes: Lanes::default(),
             left: Left::default(),
             slots: Slots::new(slots(&settings)),
@@ -234,7 +238,7 @@ impl RelayMachine {
             settlements: Vec::new(),
             settling: Vec::new(),
             transaction: None,
-            claim_at: now,
+            claim_at: now.uptime,
             woken: false,
             broker_failures: 0,
             store_failures: 0,
@@ -251,7 +255,7 @@ impl RelayMachine {
     #[must_use]
     pub fn batch(mut self, most: usize) -> Self {
         self.batch = most.max(1);
-        self.pace = Pace::new(self.least(), self.now);
+        self.pace = Pace::new(self.least(), self.now.uptime);
         self
     }
 
@@ -329,36 +333,45 @@ impl RelayMachine {
         self.stop.as_ref().is_some_and(|stop| stop.ended || self.is_idle())
     }
 
-    /// The time to give to the transitions that this relay runs. It follows the clock that
-    /// `handle_*` are given, but where that steps back it goes on from where it was (F7): leases do
-    /// not seem to last for longer, and the relay does not wait for the clock to catch up.
+    /// The time to give to the transitions that this relay runs: that of the clock, as it was told
+    /// last. Where that was set, stamps are by what it shows since (F7, F37): leases are guarded by
+    /// their tokens, and renewed by uptime.
     #[must_use]
     pub const fn now(&self) -> Millis {
-        self.now
+        self.now.wall
     }
 
     /// Time has passed.
-    pub fn handle_timeout(&mut self, now: Millis) {
+    pub fn handle_timeout(&mut self, now: Moment) {
         self.go_with(now);
         self.fail_overdue();
-        if self.paused_until.is_some_and(|until| until <= self.now) {
+        if self.paused_until.is_some_and(|until| until <= self.uptime()) {
             self.paused_until = None;
-            self.claim_at = self.now;
+            self.claim_at = self.uptime();
         }
-        if self.store_paused_until.is_some_and(|until| until <= self.now) {
+        if self.store_paused_until.is_some_and(|until| until <= self.uptime()) {
             self.store_paused_until = None;
         }
         self.lose_patience();
     }
 
-    fn go_with(&mut self, now: Millis) {
-        self.now = self.now + now.since(self.told);
-        self.told = now;
+    fn go_with(&mut self, now: Moment) {
+        // An uptime that steps back is none: no time has passed.
+        self.now = Moment { uptime: now.uptime.max(self.uptime()), ..now };
+    }
+
+    const fn uptime(&self) -> Duration {
+        self.now.uptime
+    }
+
+    /// The uptime so much later.
+    const fn after(&self, span: Duration) -> Duration {
+        self.now.uptime.saturating_add(span)
     }
 
     /// What should have ended by now has failed, and its lane is free for others (F25).
     fn fail_overdue(&mut self) {
-        for lane in self.lanes.overdue(self.now) {
+        for lane in self.lanes.overdue(self.uptime()) {
             let timeout = self.settings.publish_timeout.as_millis();
             let reason = Reason::new(format_args!("the publish did not end within {timeout} ms"));
             let ended = self.lanes.end(&lane, Some(Ending::Failed(reason.clone())));
@@ -372,7 +385,7 @@ impl RelayMachine {
                 }
             }
         }
-        self.give_up.extend(self.left.pass(self.now));
+        self.give_up.extend(self.left.pass(self.uptime()));
         if self.is_stuck() {
             self.release_waiting();
         }
@@ -384,27 +397,25 @@ impl RelayMachine {
     }
 
     /// Somebody has committed events: there is something to claim before the next poll.
-    pub fn handle_wakeup(&mut self, now: Millis) {
+    pub fn handle_wakeup(&mut self, now: Moment) {
         self.handle_timeout(now);
-        self.claim_at = self.claim_at.min(self.now);
+        self.claim_at = self.claim_at.min(self.uptime());
         self.woken = self.transaction.is_some();
     }
 
     /// An exchange is committed.
-    pub fn handle_exchanged(&mut self, now: Millis, (settled, claimed): Exchanged) {
+    pub fn handle_exchanged(&mut self, now: Moment, (settled, claimed): Exchanged) {
         self.handle_timeout(now);
-        if !self.ends(Transaction::Exchange) {
-            return;
-        }
+        let Some(asked) = self.ends(Transaction::Exchange) else { return };
         self.store_answered();
         self.settling.clear();
         if let Some(settled) = settled {
             self.count_settled(&settled);
         }
         match claimed {
-            Some(claimed) => self.hold(claimed),
+            Some(claimed) => self.hold(claimed, asked),
             // A settled lane may have more to deliver.
-            None => self.claim_at = self.claim_at.min(self.now),
+            None => self.claim_at = self.claim_at.min(self.uptime()),
         }
     }
 
@@ -415,19 +426,19 @@ impl RelayMachine {
         self.counters.stale += settled.stale.len() as u64;
     }
 
-    fn hold(&mut self, claimed: Claimed) {
+    fn hold(&mut self, claimed: Claimed, asked: Moment) {
         self.counters.dead += claimed.dead.len() as u64;
-        let poll = self.now + self.settings.poll;
-        let woken = core::mem::take(&mut self.woken).then_some(self.now);
-        let next_due = woken.or(claimed.next_due);
-        self.claim_at = next_due.map_or(poll, |due| due.clamp(self.now, poll));
+        let (now, poll) = (self.uptime(), self.after(self.settings.poll));
+        let woken = core::mem::take(&mut self.woken).then_some(now);
+        let due = |due: Millis| asked.uptime.saturating_add(due.since(asked.wall));
+        let next_due = woken.or(claimed.next_due.map(due));
+        self.claim_at = next_due.map_or(poll, |due| due.clamp(now, poll));
         for leased in claimed.leased {
             debug_assert!(!leased.events.is_empty(), "a lease covers an event");
             self.counters.claimed += leased.events.len() as u64;
-            let renew_at = self.renew_at(leased.until);
+            let term = self.term(asked, leased.until);
             // Our own lease of the lane may have run out before we claimed it again.
-            self.counters.short += u64::from(leased.until <= self.now);
-            let lost = self.lanes.hold(leased, renew_at);
+            let lost = self.lanes.hold(leased, term);
             self.leave(lost);
         }
         if self.is_stopping() || self.is_paused() || self.is_stuck() {
@@ -436,15 +447,13 @@ impl RelayMachine {
     }
 
     /// Leases are renewed, or lost: under a lost one nothing more is published.
-    pub fn handle_renewed(&mut self, now: Millis, renewed: &Renewed) {
+    pub fn handle_renewed(&mut self, now: Moment, renewed: &Renewed) {
         self.handle_timeout(now);
-        if !self.ends(Transaction::Renewal) {
-            return;
-        }
+        let Some(asked) = self.ends(Transaction::Renewal) else { return };
         self.store_answered();
         for (lease, until) in &renewed.leases {
-            self.counters.short += u64::from(*until <= self.now);
-            self.lanes.renewed(lease, *until, self.renew_at(*until));
+            let term = self.term(asked, *until);
+            self.lanes.renewed(lease, term);
         }
         for stale in &renewed.stale {
             if self.lanes.holds(&stale.lease) {
@@ -458,7 +467,7 @@ impl RelayMachine {
     /// The transaction of the last exchange or renewal failed, or nobody knows whether it took
     /// effect. What was to be settled is settled again after a pause (F11); if it had been settled
     /// already, its lease turns out to be stale.
-    pub fn handle_store_failed(&mut self, now: Millis, error: Reason) {
+    pub fn handle_store_failed(&mut self, now: Moment, error: Reason) {
         self.handle_timeout(now);
         if self.transaction.take().is_none() {
             return;
@@ -468,8 +477,8 @@ impl RelayMachine {
         self.counters.store_failures += 1;
         self.store_failures += 1;
         let pause = self.pause(self.store_failures);
-        self.store_paused_until = Some(self.now + pause);
-        self.claim_at = self.claim_at.max(self.now + pause);
+        self.store_paused_until = Some(self.after(pause));
+        self.claim_at = self.claim_at.max(self.after(pause));
         if let Some(stop) = &mut self.stop {
             // After its patience has ended it tries once.
             stop.ended |= stop.gave_up_on.is_some();
@@ -477,7 +486,7 @@ impl RelayMachine {
     }
 
     /// An exchange has come to its end, whichever that was: told to `tracing`, and handled.
-    pub fn conclude_exchange(&mut self, now: Millis, exchanged: Result<Exchanged, Reason>) {
+    pub fn conclude_exchange(&mut self, now: Moment, exchanged: Result<Exchanged, Reason>) {
         match exchanged {
             Ok(exchanged) => {
                 trace::exchanged(&exchanged);
@@ -491,7 +500,7 @@ impl RelayMachine {
     }
 
     /// A renewal has come to its end, whichever that was: told to `tracing`, and handled.
-    pub fn conclude_renewal(&mut self, now: Millis, renewed: Result<Renewed, Reason>) {
+    pub fn conclude_renewal(&mut self, now: Moment, renewed: Result<Renewed, Reason>) {
         match renewed {
             Ok(renewed) => {
                 trace::renewed(&renewed);
@@ -507,13 +516,13 @@ impl RelayMachine {
     /// For how long there is nothing to do, if nothing happens; see [`RelayMachine::poll_timeout`].
     #[must_use]
     pub fn rest_for(&self) -> Option<Duration> {
-        self.poll_timeout().map(|at| at.since(self.now))
+        self.poll_timeout().map(|at| at.saturating_sub(self.uptime()))
     }
 
     /// A publish has ended. What comes late, but before the machine has heard that it is overdue,
     /// counts; so tell it of all that have ended before anything else. This is the only `handle_*`
     /// that lets nothing become overdue: call [`RelayMachine::handle_timeout`] when all are told.
-    pub fn handle_published(&mut self, now: Millis, ticket: &Ticket, published: Published) {
+    pub fn handle_published(&mut self, now: Moment, ticket: &Ticket, published: Published) {
         self.go_with(now);
         if let Some(slot) = self.left.ended(|it| it.is(ticket)) {
             self.slots.ended(slot);
@@ -524,7 +533,7 @@ impl RelayMachine {
     }
 
     /// What was being published under this lease is broken off.
-    pub fn handle_broken_off(&mut self, now: Millis, lease: &LeaseRef) {
+    pub fn handle_broken_off(&mut self, now: Moment, lease: &LeaseRef) {
         self.handle_timeout(now);
         if let Some(slot) = self.left.ended(|it| it.lease == *lease) {
             self.slots.ended(slot);
@@ -568,9 +577,9 @@ impl RelayMachine {
     /// published it waits for, but no longer than `patience`; then that is released too, and no
     /// failure is counted, although it may have reached the broker (P9). Of several calls the least
     /// patient counts.
-    pub fn handle_stop(&mut self, now: Millis, patience: Duration) {
+    pub fn handle_stop(&mut self, now: Moment, patience: Duration) {
         self.handle_timeout(now);
-        let until = self.now + patience;
+        let until = self.after(patience);
         let stop =
             self.stop.get_or_insert(Stop { patient_until: until, gave_up_on: None, ended: false });
         stop.patient_until = stop.patient_until.min(until);
@@ -589,7 +598,7 @@ impl RelayMachine {
     fn lose_patience(&mut self) {
         let publishing = self.publishing();
         match &mut self.stop {
-            Some(stop) if stop.gave_up_on.is_none() && stop.patient_until <= self.now => {
+            Some(stop) if stop.gave_up_on.is_none() && stop.patient_until <= self.now.uptime => {
                 stop.gave_up_on = Some(publishing);
             }
             Some(_) | None => return,
@@ -617,7 +626,7 @@ impl RelayMachine {
         if may_ask && !self.is_stopped() {
             let renew = self.lanes.to_renew(self.now);
             if !renew.is_empty() {
-                self.transaction = Some(Transaction::Renewal);
+                self.ask(Transaction::Renewal);
                 return Some(Action::Renew(Renew::new(renew, self.settings.lease)));
             }
         }
@@ -628,7 +637,8 @@ impl RelayMachine {
         }
         if may_ask && !self.is_stopped() {
             let room = if self.wants_claim() {
-                self.pace.claims(self.least(), self.settings.window, self.now, self.answered);
+                let (least, now) = (self.least(), self.uptime());
+                self.pace.claims(least, self.settings.window, now, self.answered);
                 self.free()
             } else {
                 Room::NONE
@@ -638,7 +648,7 @@ impl RelayMachine {
                     self.settling.is_empty(),
                     "an exchange ends before the next one begins"
                 );
-                self.transaction = Some(Transaction::Exchange);
+                self.ask(Transaction::Exchange);
                 self.settling = core::mem::take(&mut self.settlements);
                 let settle = self.settling.clone();
                 return Some(Action::Exchange(Exchange {
@@ -652,16 +662,16 @@ impl RelayMachine {
         None
     }
 
-    /// When to call [`RelayMachine::handle_timeout`], if nothing happens before; `None` if only
-    /// something that happens can give it more to do. Once [`RelayMachine::poll_action`] has
+    /// At which uptime to call [`RelayMachine::handle_timeout`], if nothing happens before; `None`
+    /// if only something that happens can give it more to do. Once [`RelayMachine::poll_action`] has
     /// nothing more, this lies in the future.
     #[must_use]
-    pub fn poll_timeout(&self) -> Option<Millis> {
+    pub fn poll_timeout(&self) -> Option<Duration> {
         if self.is_stopped() {
             return None;
         }
         let patience = self.stop.as_ref().filter(|stop| stop.gave_up_on.is_none());
-        let patience = patience.map(|stop| stop.patient_until).filter(|end| *end < Millis::MAX);
+        let patience = patience.map(|stop| stop.patient_until).filter(|end| *end < Duration::MAX);
         let overdue = [self.lanes.overdue_at(), self.left.next()].into_iter().flatten();
         let soonest = patience.into_iter().chain(overdue).min();
         if self.transaction.is_some() {
@@ -669,7 +679,7 @@ impl RelayMachine {
         }
         let claim =
             self.may_claim().then(|| self.claim_at.max(self.paused_until.unwrap_or(self.claim_at)));
-        let settle = (!self.settlements.is_empty()).then_some(self.now);
+        let settle = (!self.settlements.is_empty()).then_some(self.uptime());
         let next = [self.lanes.renew_at(), claim, settle].into_iter().flatten().min();
         let next = next.map(|at| at.max(self.store_paused_until.unwrap_or(at)));
         [next, soonest].into_iter().flatten().min()
@@ -720,7 +730,7 @@ impl RelayMachine {
     fn wants_claim(&self) -> bool {
         // A claim that rides along with a settlement costs no commit of its own, and finds what the
         // settlement set free.
-        let is_time = self.claim_at <= self.now || !self.settlements.is_empty();
+        let is_time = self.claim_at <= self.uptime() || !self.settlements.is_empty();
         self.may_claim() && !self.is_paused() && is_time
     }
 
@@ -735,7 +745,7 @@ impl RelayMachine {
         }
         let Some(slot) = self.slots.next() else { return Vec::new() };
         let most = if single { 1 } else { self.batch };
-        let call = Call { slot, deadline: self.now + self.settings.publish_timeout };
+        let call = Call { slot, deadline: self.after(self.settings.publish_timeout) };
         let tickets = self.lanes.take(self.now, most, self.left.held_back(), call);
         debug_assert!(
             tickets.is_empty() || !(self.is_paused() || self.is_stopping()),
@@ -747,13 +757,14 @@ impl RelayMachine {
         tickets
     }
 
-    /// Whether this is the answer to the transaction that is under way, which has then ended.
-    fn ends(&mut self, what: Transaction) -> bool {
-        let ends = self.transaction == Some(what);
-        if ends {
-            self.transaction = None;
-        }
-        ends
+    fn ask(&mut self, what: Transaction) {
+        self.transaction = Some(Asked { what, at: self.now });
+    }
+
+    /// If this is the answer to the transaction that is under way, that has ended: when it began.
+    fn ends(&mut self, what: Transaction) -> Option<Moment> {
+        let asked = self.transaction.take_if(|asked| asked.what == what)?;
+        Some(asked.at)
     }
 
     /// The lease of a publish that is under way is lost.
@@ -795,15 +806,16 @@ impl RelayMachine {
     /// Pauses, and gives back what is not being published.
     fn rest(&mut self) {
         if !self.is_paused() {
-            self.paused_until = Some(self.now + self.pause(self.broker_failures));
+            self.paused_until = Some(self.after(self.pause(self.broker_failures)));
         }
         self.release_waiting();
     }
 
-    /// When half of a lease is over. One that never ends is never renewed: its end is no longer so
-    /// long after its beginning as the setting says.
-    fn renew_at(&self, until: Millis) -> Millis {
-        if until == Millis::MAX { until } else { until.before(self.settings.lease / 2) }
+    /// When a lease ends for which the store was asked then; counted if that was too long ago.
+    fn term(&mut self, asked: Moment, until: Millis) -> Term {
+        let term = Term::new(asked.uptime, self.settings.lease, until);
+        self.counters.short += u64::from(term.has_passed(self.uptime()));
+        term
     }
 
     fn pause(&self, failures: u32) -> Duration {

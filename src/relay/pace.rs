@@ -3,22 +3,20 @@
 
 use core::time::Duration;
 
-use crate::time::Millis;
-
 /// Half of what a relay takes should be published within this time.
 const SOON: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Pace {
     events: usize,
-    /// At the last claim: the time, and how many publishes had been answered.
-    at: Millis,
+    /// At the last claim: the uptime, and how many publishes had been answered.
+    at: Duration,
     answered: u64,
 }
 
 impl Pace {
     /// Begins with `least`, which keeps all slots busy.
-    pub(super) const fn new(least: usize, now: Millis) -> Self {
+    pub(super) const fn new(least: usize, now: Duration) -> Self {
         Self { events: least, at: now, answered: 0 }
     }
 
@@ -28,9 +26,9 @@ impl Pace {
     }
 
     /// There is a claim: `answered` publishes have been answered so far.
-    pub(super) fn claims(&mut self, least: usize, window: usize, now: Millis, answered: u64) {
+    pub(super) fn claims(&mut self, least: usize, window: usize, now: Duration, answered: u64) {
         let done = usize::try_from(answered.saturating_sub(self.answered)).unwrap_or(usize::MAX);
-        let span = now.since(self.at);
+        let span = now.saturating_sub(self.at);
         // Otherwise there was not enough to do to learn anything.
         if done.saturating_mul(2) < self.events {
             return;

@@ -8,7 +8,7 @@ use core::time::Duration;
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::{
     Claim, Claimed, Delivery, DeliveryPolicy, Event, Headers, Lane, LaneRow, LeaseRef, Leased,
-    Millis, Reason, Renew, Renewed, Revision, Rows, Settled, Settlement, Stale, StaleLease,
+    Millis, Moment, Reason, Renew, Renewed, Revision, Rows, Settled, Settlement, Stale, StaleLease,
     Transition,
 };
 
@@ -63,7 +63,7 @@ struct Played {
 impl Played {
     fn new() -> Self {
         Self {
-            machine: RelayMachine::new(settings(), START).unwrap(),
+            machine: RelayMachine::new(settings(), Moment::steady(START)).unwrap(),
             now: START,
             token: START.get(),
         }
@@ -78,9 +78,14 @@ impl Played {
         (relay, tickets)
     }
 
+    /// When it wants to come back, by a clock that is steady.
+    fn timeout(&self) -> Option<Millis> {
+        self.machine.poll_timeout().map(|at| Millis::new(0) + at)
+    }
+
     fn after(&mut self, span: Duration) {
         self.now = self.now + span;
-        self.machine.handle_timeout(self.now);
+        self.machine.handle_timeout(Moment::steady(self.now));
     }
 
     fn exchange(&mut self) -> Exchange {
@@ -148,15 +153,15 @@ impl Played {
 
     fn exchanged(&mut self, leased: Vec<Leased>) {
         let claimed = Claimed { leased, ..Claimed::default() };
-        self.machine.handle_exchanged(self.now, (None, Some(claimed)));
+        self.machine.handle_exchanged(Moment::steady(self.now), (None, Some(claimed)));
     }
 
     fn failed(&mut self) {
-        self.machine.handle_store_failed(self.now, Reason::new("away"));
+        self.machine.handle_store_failed(Moment::steady(self.now), Reason::new("away"));
     }
 
     fn stop(&mut self) {
-        self.machine.handle_stop(self.now, Duration::MAX);
+        self.machine.handle_stop(Moment::steady(self.now), Duration::MAX);
     }
 
     /// Renews what is to be renewed, and says for which leases.
@@ -178,11 +183,11 @@ impl Played {
 
     /// The exchange under way was to settle, and not to claim.
     fn settled(&mut self) {
-        self.machine.handle_exchanged(self.now, (Some(Settled::default()), None));
+        self.machine.handle_exchanged(Moment::steady(self.now), (Some(Settled::default()), None));
     }
 
     fn ends(&mut self, ticket: &Ticket, answer: Published) {
-        self.machine.handle_published(self.now, ticket, answer);
+        self.machine.handle_published(Moment::steady(self.now), ticket, answer);
     }
 
     fn confirm(&mut self, ticket: &Ticket) {
@@ -196,7 +201,7 @@ impl Played {
     /// It is in this phase for just so long, counted from now, and does nothing meanwhile.
     fn rests(&mut self, phase: Phase, span: Duration) {
         assert_eq!((self.machine.phase(), self.machine.poll_action()), (phase, None));
-        assert_eq!(self.machine.poll_timeout(), Some(self.now + span));
+        assert_eq!(self.timeout(), Some(self.now + span));
         self.after(span - MS);
         assert_eq!((self.machine.phase(), self.machine.poll_action()), (phase, None));
         self.after(MS);
@@ -217,31 +222,31 @@ fn how_much_is_claimed() {
     ] {
         let (mut relay, _) = Played::holding(held);
         assert_eq!(relay.machine.poll_action(), None, "{held:?}: not before the poll");
-        relay.machine.handle_wakeup(relay.now);
+        relay.machine.handle_wakeup(Moment::steady(relay.now));
         assert_eq!(relay.exchange(), claims(claim), "{held:?}");
     }
     let (mut relay, _) = Played::holding(&[("a", 3), ("b", 3), ("c", 2)]);
-    relay.machine.handle_wakeup(relay.now);
+    relay.machine.handle_wakeup(Moment::steady(relay.now));
     // All of it is one call.
     for slots in (1..8).rev() {
         let beyond = Exchange { settle: vec![], claim: slots, claim_bytes: 1, claim_run: 1 };
         assert_eq!(relay.exchange(), beyond);
         assert_eq!(relay.claimed(&[(&format!("lane-{slots}"), 1)]).len(), 1);
-        relay.machine.handle_wakeup(relay.now);
+        relay.machine.handle_wakeup(Moment::steady(relay.now));
     }
     assert_eq!(relay.machine.poll_action(), None, "all slots are taken");
-    assert_eq!(relay.machine.poll_timeout(), Some(relay.now + LEASE / 2), "only to renew");
+    assert_eq!(relay.timeout(), Some(relay.now + LEASE / 2), "only to renew");
     // Two are confirmed, two under way, and none is settled.
     let (mut relay, tickets) = Played::holding(&[("a", 2), ("b", 2)]);
     tickets.iter().for_each(|ticket| relay.confirm(ticket));
     assert_eq!(relay.publish().len(), 2);
-    relay.machine.handle_wakeup(relay.now);
+    relay.machine.handle_wakeup(Moment::steady(relay.now));
     assert_eq!(relay.exchange().claim, 4);
     // One is confirmed, one under way, and one waits.
     let (mut relay, tickets) = Played::holding(&[("a", 3)]);
     relay.confirm(&tickets[0]);
     assert_eq!(relay.publish().len(), 1);
-    relay.machine.handle_wakeup(relay.now);
+    relay.machine.handle_wakeup(Moment::steady(relay.now));
     assert_eq!(relay.exchange().claim, 5);
 }
 
@@ -251,14 +256,14 @@ fn how_much_is_claimed() {
 fn a_busy_relay_claims_by_halves() {
     for (held, claim) in [(2, 2), (3, 0), (4, 0)] {
         let two = RelaySettings { publishes: 2, ..settings() };
-        let machine = RelayMachine::new(two, START).unwrap().batch(1);
+        let machine = RelayMachine::new(two, Moment::steady(START)).unwrap().batch(1);
         let mut relay = Played { machine, ..Played::new() };
         assert_eq!(relay.exchange().claim, 4, "it begins with two for each slot");
         let lanes: Vec<String> = (0..held).map(|n| format!("lane-{n}")).collect();
         let runs: Vec<(&str, usize)> = lanes.iter().map(|lane| (lane.as_str(), 1)).collect();
         assert_eq!(relay.claimed(&runs).len(), 1);
         assert_eq!(relay.publish().len(), 1);
-        relay.machine.handle_wakeup(relay.now);
+        relay.machine.handle_wakeup(Moment::steady(relay.now));
         match relay.machine.poll_action() {
             Some(Action::Exchange(exchange)) => assert_eq!(exchange.claim, claim, "{held}"),
             other => assert_eq!((other, claim), (None, 0), "{held}"),
@@ -270,7 +275,7 @@ fn a_busy_relay_claims_by_halves() {
 #[test]
 fn f35_a_relay_takes_what_it_publishes_soon() {
     let one = RelaySettings { publishes: 1, window: 64, ..settings() };
-    let machine = RelayMachine::new(one, START).unwrap().batch(1);
+    let machine = RelayMachine::new(one, Moment::steady(START)).unwrap().batch(1);
     let mut relay = Played { machine, ..Played::new() };
     let mut taken = Vec::new();
     for (n, takes) in [1, 1, 1, 40, 40, 40, 90, 90, 90].into_iter().enumerate() {
@@ -296,13 +301,13 @@ fn a_settlement_takes_a_claim_along() {
     {
         let (mut relay, tickets) = Played::holding(held);
         relay.confirm(&tickets[0]);
-        assert_eq!(relay.machine.poll_timeout(), Some(relay.now), "{held:?}");
+        assert_eq!(relay.timeout(), Some(relay.now), "{held:?}");
         let exchange = relay.exchange();
         assert_eq!((exchange.settle.len(), exchange.claim), (1, claim), "{held:?}");
         let settlement = &exchange.settle[0];
         assert_eq!((settlement.lease(), settlement.confirmed()), (&tickets[0].lease, 1));
         assert_eq!(
-            (relay.machine.poll_action(), relay.machine.poll_timeout()),
+            (relay.machine.poll_action(), relay.timeout()),
             (None, (held.len() > 1).then_some(relay.now + TIMEOUT)),
             "{held:?}: it is under way"
         );
@@ -340,8 +345,8 @@ fn when_to_claim_again() {
         let mut relay = Played::new();
         assert_eq!(relay.exchange().claim, 8);
         let claimed = Claimed { next_due, ..Claimed::default() };
-        relay.machine.handle_exchanged(START, (None, Some(claimed)));
-        assert_eq!(relay.machine.poll_timeout(), Some(at), "{next_due:?}");
+        relay.machine.handle_exchanged(Moment::steady(START), (None, Some(claimed)));
+        assert_eq!(relay.timeout(), Some(at), "{next_due:?}");
         if at > START {
             assert_eq!(relay.machine.poll_action(), None, "{next_due:?}");
         }
@@ -396,7 +401,7 @@ fn a_probe_waits_for_what_is_under_way() {
             assert_eq!(relay.exchange().claim, 1);
         } else {
             relay.after(PAUSE);
-            relay.machine.handle_wakeup(relay.now);
+            relay.machine.handle_wakeup(Moment::steady(relay.now));
             assert_eq!(
                 (relay.machine.phase(), relay.machine.poll_action()),
                 (Phase::Running, None)
@@ -411,14 +416,17 @@ fn a_probe_waits_for_what_is_under_way() {
     }
     // Not either where the window is so small that a claim would be worth it.
     let small = RelaySettings { window: 2, run: 1, ..settings() };
-    let mut relay = Played { machine: RelayMachine::new(small, START).unwrap(), ..Played::new() };
+    let mut relay = Played {
+        machine: RelayMachine::new(small, Moment::steady(START)).unwrap(),
+        ..Played::new()
+    };
     assert_eq!(relay.exchange().claim, 2);
     let tickets = relay.claimed(&[("a", 1), ("b", 1)]);
     relay.unavailable(&tickets[0]);
     assert_eq!(relay.exchange().claim, 0);
     relay.settled();
     relay.after(PAUSE);
-    relay.machine.handle_wakeup(relay.now);
+    relay.machine.handle_wakeup(Moment::steady(relay.now));
     assert_eq!((relay.machine.phase(), relay.machine.poll_action()), (Phase::Running, None));
     relay.confirm(&tickets[1]);
     assert_eq!(relay.exchange().claim, 2);
@@ -510,16 +518,16 @@ fn what_the_store_said_is_told() {
 fn f36_the_window_counts_bytes() {
     for (bytes, held, room) in [(20, 1, 15), (20, 3, 5), (15, 3, 0), (1, 1, 0)] {
         let small = RelaySettings { window_bytes: bytes, publishes: 2, ..settings() };
-        let machine = RelayMachine::new(small, START).unwrap();
+        let machine = RelayMachine::new(small, Moment::steady(START)).unwrap();
         let mut relay = Played { machine, ..Played::new() };
         assert_eq!(relay.exchange().claim_bytes, bytes);
         assert_eq!(relay.claimed(&[("a", held)]).len(), 1);
-        relay.machine.handle_wakeup(relay.now);
+        relay.machine.handle_wakeup(Moment::steady(relay.now));
         let next = relay.exchange();
         let wanted = if room > 0 { (8 - held, room, 3) } else { (1, 1, 1) };
         assert_eq!((next.claim, next.claim_bytes, next.claim_run), wanted, "{bytes} {held}");
         assert_eq!(relay.claimed(&[("b", 1)]).len(), 1);
-        relay.machine.handle_wakeup(relay.now);
+        relay.machine.handle_wakeup(Moment::steady(relay.now));
         if room > 5 {
             assert_eq!(relay.exchange().claim_bytes, room - BODY);
         } else {
@@ -533,13 +541,13 @@ fn f36_the_window_counts_bytes() {
 #[test]
 fn f25_what_does_not_end_in_time_has_failed() {
     let short = RelaySettings { publishes: 2, publish_timeout: LEASE / 3, ..settings() };
-    let machine = RelayMachine::new(short, START).unwrap().batch(1);
+    let machine = RelayMachine::new(short, Moment::steady(START)).unwrap().batch(1);
     let mut relay = Played { machine, ..Played::new() };
     let _ = relay.exchange();
     let mut hung = relay.claimed(&[("a", 2), ("b", 1), ("c", 1)]);
     hung.extend(relay.publish());
     assert_eq!((hung.len(), relay.machine.poll_action()), (2, None));
-    assert_eq!(relay.machine.poll_timeout(), Some(START + LEASE / 3));
+    assert_eq!(relay.timeout(), Some(START + LEASE / 3));
     relay.after(LEASE / 3 - MS);
     assert_eq!((relay.machine.poll_action(), relay.machine.phase()), (None, Phase::Running));
     relay.after(MS);
@@ -558,10 +566,10 @@ fn f25_what_does_not_end_in_time_has_failed() {
     assert_eq!(settled, [("a", 0, true), ("b", 0, true), ("c", 0, false)]);
     assert_eq!(exchange.claim, 0);
     relay.settled();
-    relay.machine.handle_wakeup(relay.now);
+    relay.machine.handle_wakeup(Moment::steady(relay.now));
     assert_eq!(relay.machine.poll_action(), None);
     // One is broken off, the other ends after all; what it says counts no more.
-    relay.machine.handle_broken_off(relay.now, &hung[0].lease);
+    relay.machine.handle_broken_off(Moment::steady(relay.now), &hung[0].lease);
     assert_eq!(relay.machine.phase(), Phase::Running);
     assert!(relay.exchange().claim > 0);
     let next = relay.claimed(&[("a", 1), ("d", 1)]);
@@ -602,11 +610,11 @@ fn f33_leases_too_short_for_the_store_are_counted() {
 fn a_stop_has_patience() {
     for store_fails in [false, true] {
         let (mut relay, _tickets) = Played::holding(&[("a", 2), ("b", 1)]);
-        relay.machine.handle_stop(relay.now, LEASE);
+        relay.machine.handle_stop(Moment::steady(relay.now), LEASE);
         // Of several stops the least patient counts.
-        relay.machine.handle_stop(relay.now, PAUSE);
-        relay.machine.handle_stop(relay.now, LEASE);
-        assert_eq!(relay.machine.poll_timeout(), Some(relay.now + PAUSE));
+        relay.machine.handle_stop(Moment::steady(relay.now), PAUSE);
+        relay.machine.handle_stop(Moment::steady(relay.now), LEASE);
+        assert_eq!(relay.timeout(), Some(relay.now + PAUSE));
         relay.after(PAUSE - MS);
         assert_eq!((relay.machine.gave_up(), relay.machine.poll_action()), (false, None));
         assert_eq!(relay.machine.status().publishing, 2);
@@ -623,7 +631,7 @@ fn a_stop_has_patience() {
         }
         let status = relay.machine.status();
         assert_eq!((status.phase, status.publishing), (Phase::Stopped, 2));
-        assert_eq!((relay.machine.poll_action(), relay.machine.poll_timeout()), (None, None));
+        assert_eq!((relay.machine.poll_action(), relay.timeout()), (None, None));
     }
 }
 
@@ -641,26 +649,28 @@ fn leases_are_renewed_in_time() {
             relay.exchanged(vec![]);
         }
         assert_eq!(relay.machine.poll_action(), None);
-        assert_eq!(relay.machine.poll_timeout(), Some(relay.now + MS));
+        assert_eq!(relay.timeout(), Some(relay.now + MS));
         relay.after(MS);
         assert_eq!(relay.renews(), Renew::new([lease.clone()], LEASE));
     };
     for _ in 0..3 {
         half_is_over(&mut relay);
         let renewed = Renewed { leases: vec![(lease.clone(), relay.now + LEASE)], stale: vec![] };
-        relay.machine.handle_renewed(relay.now, &renewed);
+        relay.machine.handle_renewed(Moment::steady(relay.now), &renewed);
     }
     // The renewal hangs.
     half_is_over(&mut relay);
     relay.after(LEASE / 2 - MS);
     let mut just_before = relay.machine.clone();
-    just_before.handle_published(relay.now, &tickets[0], Published::Confirmed);
+    just_before.handle_published(Moment::steady(relay.now), &tickets[0], Published::Confirmed);
     assert!(matches!(just_before.poll_action(), Some(Action::Publish(_))));
     relay.after(MS);
     relay.confirm(&tickets[0]);
     assert_eq!(relay.machine.poll_action(), None);
-    let renewed = Renewed { leases: vec![(lease.clone(), relay.now + LEASE)], stale: vec![] };
-    relay.machine.handle_renewed(relay.now, &renewed);
+    // The store was asked when the lease was half over, so the new one is half over too.
+    let renewed = Renewed { leases: vec![(lease.clone(), relay.now + LEASE / 2)], stale: vec![] };
+    relay.machine.handle_renewed(Moment::steady(relay.now), &renewed);
+    assert_eq!(relay.renews(), Renew::new([lease], LEASE));
     assert_eq!(relay.publish().len(), 1);
 }
 
@@ -676,7 +686,7 @@ fn a_lost_lease_holds_its_lane_until_the_publish_has_ended() {
     let kept = (tickets[1].lease.clone(), relay.now + LEASE);
     let renewed = Renewed { leases: vec![kept], stale: vec![lost] };
     // What was lost is told, so that its publish can be broken off.
-    relay.machine.handle_renewed(relay.now, &renewed);
+    relay.machine.handle_renewed(Moment::steady(relay.now), &renewed);
     let lost = Action::BreakOff(vec![tickets[0].lease.clone()]);
     assert_eq!(relay.machine.poll_action(), Some(lost));
     assert_eq!(relay.machine.counters().stale, 1);
@@ -704,12 +714,12 @@ fn a_lost_lease_holds_its_lane_until_the_publish_has_ended() {
 #[test]
 fn what_is_tried_alone_is_alone() {
     let (mut relay, tickets) = Played::holding(&[("b", 2), ("c", 1)]);
-    relay.machine.handle_wakeup(relay.now);
+    relay.machine.handle_wakeup(Moment::steady(relay.now));
     assert_eq!(relay.exchange().claim, 5);
     let alone = relay.lease("a", 1, true);
     assert!(alone.alone);
     relay.exchanged(vec![alone]);
-    relay.machine.handle_wakeup(relay.now);
+    relay.machine.handle_wakeup(Moment::steady(relay.now));
     for ticket in &tickets {
         assert_eq!(relay.machine.poll_action(), None);
         relay.confirm(ticket);
@@ -721,7 +731,7 @@ fn what_is_tried_alone_is_alone() {
     assert_eq!((exchange.settle.len(), exchange.claim), (1, 0));
     relay.settled();
     assert_eq!(relay.machine.poll_action(), None);
-    assert_eq!(relay.machine.poll_timeout(), Some(relay.now + LEASE / 2), "only to renew");
+    assert_eq!(relay.timeout(), Some(relay.now + LEASE / 2), "only to renew");
     relay.confirm(&tried[0]);
     assert_eq!(
         relay.publish().iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(),
@@ -772,7 +782,7 @@ fn a_lease_that_never_ends_is_not_renewed() {
             .checked()
             .unwrap();
         let endless = RelaySettings { lease, policy, ..settings() };
-        let machine = RelayMachine::new(endless, START).unwrap();
+        let machine = RelayMachine::new(endless, Moment::steady(START)).unwrap();
         let mut relay = Played { machine, ..Played::new() };
         let _ = relay.exchange();
         let leased = relay.lease("a", 1, false);
@@ -780,7 +790,7 @@ fn a_lease_that_never_ends_is_not_renewed() {
         relay.exchanged(vec![leased]);
         assert_eq!(relay.publish().len(), 1, "{lease:?}");
         assert_eq!(relay.machine.poll_action(), None);
-        assert!(relay.machine.poll_timeout().is_some_and(|at| at > START));
+        assert!(relay.timeout().is_some_and(|at| at > START));
     }
 }
 
@@ -802,4 +812,109 @@ fn f25_all_that_comes_late_together_counts() {
         other => panic!("nothing is overdue: {other:?}"),
     };
     assert_eq!(settled, [1, 1, 0]);
+}
+
+/// What the time of day is after so many steps.
+type Clock = fn(u64) -> u64;
+
+/// Times of day that a clock may show while 10 ms pass each, and what it is about.
+const CLOCKS: [(&str, Clock); 7] = [
+    ("steady", |n| 1_000_000 + 10 * n),
+    ("in turn", |n| if n.is_multiple_of(2) { 1_000_000 } else { 999_000 }),
+    ("a year ahead for 60 ms", |n| if (50..56).contains(&n) { 31_536_000_000 } else { 1_000_000 }),
+    ("back by an hour", |n| if n < 50 { 9_000_000 + 10 * n } else { 5_400_000 + 10 * n }),
+    ("ahead by an hour", |n| if n < 50 { 1_000_000 + 10 * n } else { 4_600_000 + 10 * n }),
+    ("at its end", |_| u64::MAX),
+    ("at its beginning", |_| 0),
+];
+
+/// F37: whatever the time of day does, it is what stamps are made by, as it is told, and no interval
+/// is longer or shorter for it: polls, renewals and the time a publish may take.
+#[test]
+fn f37_intervals_go_by_uptime_and_stamps_by_the_time_of_day() {
+    let lease = Duration::from_millis(200);
+    let timeout = Duration::from_millis(700);
+    for (what, clock) in CLOCKS {
+        let at = |n: u64| Moment {
+            wall: Millis::new(clock(n)),
+            uptime: Duration::from_secs(5) + Duration::from_millis(10 * n),
+        };
+        let own = RelaySettings { lease, publish_timeout: timeout, ..settings() };
+        let mut machine = RelayMachine::new(own, at(0)).unwrap();
+        let mut played = Played::new();
+        assert!(matches!(machine.poll_action(), Some(Action::Exchange(_))), "{what}");
+        let mut leased = played.lease("a", 1, false);
+        leased.until = at(0).wall + lease;
+        let mut until = leased.until;
+        let claimed = Claimed { leased: vec![leased], ..Claimed::default() };
+        machine.handle_exchanged(at(0), (None, Some(claimed)));
+        let Some(Action::Publish(tickets)) = machine.poll_action() else { panic!("{what}") };
+        let (mut renewed_at, mut given_up_at) = (vec![0], None);
+        for n in 1..=100 {
+            machine.handle_timeout(at(n));
+            assert_eq!(machine.now(), at(n).wall, "{what}: the time of day, as it is told");
+            while let Some(action) = machine.poll_action() {
+                match action {
+                    Action::Renew(_) => {
+                        renewed_at.push(n);
+                        until = until.max(machine.now() + lease);
+                        let leases = vec![(tickets[0].lease.clone(), until)];
+                        machine.handle_renewed(at(n), &Renewed { leases, stale: vec![] });
+                    }
+                    Action::GiveUp(_) => given_up_at = Some(n),
+                    Action::Exchange(_) => {
+                        let claimed = Claimed::default();
+                        machine.handle_exchanged(at(n), (None, Some(claimed)));
+                    }
+                    other @ (Action::Publish(_) | Action::BreakOff(_)) => {
+                        panic!("{what}: {other:?}")
+                    }
+                }
+            }
+            // What is next comes when it would with a clock that is steady.
+            let next = machine.poll_timeout().unwrap();
+            assert!(next > at(n).uptime && next <= at(n).uptime + POLL, "{what}: {next:?}");
+        }
+        assert_eq!(given_up_at, Some(70), "{what}: a publish has its time, no more and no less");
+        let renewals: Vec<u64> = renewed_at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(renewals.len() >= 6, "{what}: {renewed_at:?}");
+        // Renewed when half of it is over, and at once where the clock is set ahead: others go by it.
+        assert!(renewals.iter().all(|after| *after <= 10), "{what}: {renewed_at:?}");
+        assert!(renewals.len() <= 8, "{what}: a clock makes no endless renewals: {renewed_at:?}");
+        assert_eq!(machine.counters().short, 0, "{what}: no lease was too short");
+    }
+}
+
+/// F37: the clock is set ahead by more than a lease: the relay's own leases are renewed before
+/// anything is published under them or claimed, since others may take what is over by the clock.
+#[test]
+fn f37_a_clock_set_ahead_has_leases_renewed_at_once() {
+    let (mut relay, tickets) = Played::holding(&[("a", 2)]);
+    let begun = Moment::steady(relay.now);
+    let set = Moment { wall: relay.now + LEASE * 2, ..begun };
+    relay.machine.handle_published(set, &tickets[0], Published::Confirmed);
+    let lease = tickets[0].lease.clone();
+    assert_eq!(relay.renews(), Renew::new([lease.clone()], LEASE));
+    assert_eq!(relay.machine.poll_action(), None, "others may have taken the lane");
+    let leases = vec![(lease, set.wall + LEASE)];
+    relay.machine.handle_renewed(set, &Renewed { leases, stale: vec![] });
+    assert_eq!(relay.publish().len(), 1);
+    // And set back: nothing is to be done before half of the lease has passed.
+    relay.machine.handle_timeout(begun);
+    relay.machine.handle_timeout(begun + (LEASE / 2 - MS));
+    let _poll = relay.machine.poll_action();
+    relay.exchanged(vec![]);
+    assert_eq!(relay.machine.poll_action(), None);
+}
+
+/// F37: an uptime that steps back, which it must not, is one at which no time has passed.
+#[test]
+fn f37_an_uptime_that_steps_back_is_none() {
+    let mut machine = RelayMachine::new(settings(), Moment::steady(START)).unwrap();
+    let _ = machine.poll_action();
+    machine.handle_exchanged(Moment::steady(START), (None, Some(Claimed::default())));
+    let next = machine.poll_timeout();
+    machine.handle_timeout(Moment { uptime: Duration::ZERO, ..Moment::steady(START) });
+    assert_eq!((machine.poll_timeout(), machine.rest_for()), (next, Some(POLL)));
+    assert_eq!(machine.poll_action(), None);
 }

@@ -12,7 +12,8 @@ use twobox::relay::{Action, Phase, Published, RelayMachine, RelaySettings, Ticke
 use twobox::store::{NoCall, drive};
 use twobox::{
     Body, Claimed, CommitOrder, DeliveryPolicy, Draft, Fingerprint, Handled, InProcess, Inbox,
-    LeaseRef, Load, Millis, OrderId, Reader, Reason, Request, Settled, Stale, StaleLease, Store,
+    LeaseRef, Load, Millis, Moment, OrderId, Reader, Reason, Request, Settled, Stale, StaleLease,
+    Store,
 };
 use twobox_memory::MemoryStore;
 
@@ -61,7 +62,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let machine = RelayMachine::new(settings(), ms(1_000)).unwrap();
+        let machine = RelayMachine::new(settings(), Moment::steady(ms(1_000))).unwrap();
         let store = MemoryStore::new();
         Self {
             store,
@@ -77,12 +78,12 @@ impl World {
     fn commit(&mut self, lane: u8) {
         self.committed += 1;
         commit(&self.store, self.committed, lane, self.now);
-        self.machine.handle_wakeup(self.now);
+        self.machine.handle_wakeup(Moment::steady(self.now));
     }
 
     /// Takes all there is to do, and checks what a driver relies on.
     fn drain(&mut self) {
-        self.machine.handle_timeout(self.now);
+        self.machine.handle_timeout(Moment::steady(self.now));
         while let Some(action) = self.machine.poll_action() {
             match action {
                 Action::Exchange(_) | Action::Renew(_) => {
@@ -104,7 +105,7 @@ impl World {
         }
         let timeout = self.machine.poll_timeout();
         assert!(
-            timeout.is_none_or(|at| at > self.machine.now()),
+            timeout.is_none_or(|at| at > Moment::steady(self.now).uptime),
             "a driver would spin: {timeout:?} at {}",
             self.machine.now()
         );
@@ -133,13 +134,13 @@ impl World {
                 let flow = exchange.flow(&settings, began, began.get() % 2 == 0);
                 let exchanged = drive(&self.store, flow, &mut NoCall).unwrap();
                 if answered {
-                    return self.machine.handle_exchanged(self.now, exchanged);
+                    return self.machine.handle_exchanged(Moment::steady(self.now), exchanged);
                 }
             }
             Action::Renew(renew) if takes => {
                 let renewed = self.store.run(renew, began).unwrap();
                 if answered {
-                    return self.machine.handle_renewed(self.now, &renewed);
+                    return self.machine.handle_renewed(Moment::steady(self.now), &renewed);
                 }
             }
             Action::Exchange(_) | Action::Renew(_) => {}
@@ -147,7 +148,7 @@ impl World {
                 unreachable!("it is no transaction")
             }
         }
-        self.machine.handle_store_failed(self.now, Reason::new("away"));
+        self.machine.handle_store_failed(Moment::steady(self.now), Reason::new("away"));
     }
 
     fn finish_publish(&mut self, at: u8, answer: Option<Published>) {
@@ -159,8 +160,14 @@ impl World {
                 Some(at) => self.hung.remove(at),
             };
             match answer {
-                Some(answer) => self.machine.handle_published(self.now, &ticket, answer),
-                None => self.machine.handle_published(self.now, &ticket, Published::Abandoned),
+                Some(answer) => {
+                    self.machine.handle_published(Moment::steady(self.now), &ticket, answer);
+                }
+                None => self.machine.handle_published(
+                    Moment::steady(self.now),
+                    &ticket,
+                    Published::Abandoned,
+                ),
             }
         }
     }
@@ -196,8 +203,8 @@ proptest! {
                 if world.machine.counters().confirmed >= world.committed as u64 && world.machine.is_idle() {
                     break;
                 }
-                let until = world.machine.poll_timeout().expect("nothing is under way");
-                world.now = world.now + until.since(world.machine.now());
+                let wait = world.machine.rest_for().expect("nothing is under way");
+                world.now = world.now + wait;
                 world.drain();
             }
         }
@@ -220,9 +227,9 @@ fn a_wakeup_during_a_transaction_is_not_lost() {
         let exchanged = drive(&world.store, flow, &mut NoCall).unwrap();
         world.commit(1);
         if answered {
-            world.machine.handle_exchanged(world.now, exchanged);
+            world.machine.handle_exchanged(Moment::steady(world.now), exchanged);
         } else {
-            world.machine.handle_store_failed(world.now, Reason::new("away"));
+            world.machine.handle_store_failed(Moment::steady(world.now), Reason::new("away"));
             world.now = world.now + settings().pause_base;
         }
         world.drain();
@@ -249,10 +256,10 @@ fn what_is_abandoned_is_released_at_once() {
     world.drain();
     world.finish_transaction(false, false);
     assert_eq!(world.machine.phase(), Phase::StoreAway);
-    world.machine.handle_stop(world.now, HOUR);
+    world.machine.handle_stop(Moment::steady(world.now), HOUR);
     world.drain();
     assert_eq!(world.transaction, None);
-    world.machine.handle_stop(world.now, Duration::ZERO);
+    world.machine.handle_stop(Moment::steady(world.now), Duration::ZERO);
     world.drain();
     world.finish_transaction(true, true);
     assert_eq!(world.machine.phase(), Phase::Stopped);
@@ -271,16 +278,16 @@ fn a_relay_says_that_it_is_paused() {
     world.finish_publish(0, Some(Published::Unavailable(Reason::new("away"))));
     assert_eq!((world.machine.is_paused(), world.machine.phase()), (true, Phase::Paused));
     assert_eq!(world.machine.counters().unavailable, 1);
-    world.machine.handle_timeout(world.now + settings().pause_base / 2);
+    world.machine.handle_timeout(Moment::steady(world.now + settings().pause_base / 2));
     assert_eq!((world.machine.is_paused(), world.machine.phase()), (true, Phase::Paused));
-    world.machine.handle_timeout(world.now + settings().pause_base);
+    world.machine.handle_timeout(Moment::steady(world.now + settings().pause_base));
     assert_eq!((world.machine.is_paused(), world.machine.phase()), (false, Phase::Running));
 }
 
 /// All that a relay is told of is counted.
 #[test]
 fn a_relay_counts_what_it_has_done() {
-    let mut machine = RelayMachine::new(settings(), ms(1_000)).unwrap();
+    let mut machine = RelayMachine::new(settings(), Moment::steady(ms(1_000))).unwrap();
     for token in 1..=2 {
         let lease = LeaseRef { lane: name("a"), token };
         let settled = Settled {
@@ -293,16 +300,16 @@ fn a_relay_counts_what_it_has_done() {
         let dead = ["d2", "d3", "d4"].map(|id| (name(id), name("a"))).into();
         let claimed = Claimed { leased: vec![leased("a", token, &["e"])], dead, next_due: None };
         assert!(matches!(machine.poll_action(), Some(Action::Exchange(_))));
-        machine.handle_exchanged(ms(1_000), (Some(settled), Some(claimed)));
+        machine.handle_exchanged(Moment::steady(ms(1_000)), (Some(settled), Some(claimed)));
         let Some(Action::Publish(tickets)) = machine.poll_action() else {
             panic!("it publishes what it has claimed")
         };
-        machine.handle_published(ms(1_000), &tickets[0], Published::Confirmed);
+        machine.handle_published(Moment::steady(ms(1_000)), &tickets[0], Published::Confirmed);
     }
     for failures in 1..=2 {
         assert!(matches!(machine.poll_action(), Some(Action::Exchange(_))));
-        machine.handle_store_failed(ms(1_000 * failures), Reason::new("away"));
-        machine.handle_timeout(ms(1_000 * failures + 1_000));
+        machine.handle_store_failed(Moment::steady(ms(1_000 * failures)), Reason::new("away"));
+        machine.handle_timeout(Moment::steady(ms(1_000 * failures + 1_000)));
     }
     let counters = machine.counters();
     assert_eq!((counters.claimed, counters.published, counters.confirmed), (2, 2, 4));

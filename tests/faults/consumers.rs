@@ -7,8 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use twobox::call::{CallEnd, CallKey, CallRefused, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::relay::Relay;
 use twobox::{
-    CallState, Handled, InProcess, Inbox, InboxState, Key, Load, Message, Query, Reader, Reason,
-    Receipt, RunError, Store,
+    CallState, Handled, InProcess, Inbox, InboxState, Key, Load, Message, Moment, Query, Reader,
+    Reason, Receipt, RunError, Store,
 };
 
 use crate::support::{
@@ -186,8 +186,9 @@ fn f09_a_deferred_event_comes_again() {
                 Handled::Effect(body(""))
             })
         });
-        let mut relay = Relay::new(store, publisher, settings("relay"), at(0)).unwrap();
-        relay.run_until_idle(at(0)).unwrap();
+        let mut relay =
+            Relay::new(store, publisher, settings("relay"), Moment::steady(at(0))).unwrap();
+        relay.run_until_idle(Moment::steady(at(0))).unwrap();
         assert_eq!((state(store, &id), effects(receiver)), ("pending", 0));
         run_until(&mut relay, at(0), at(600_000));
         assert_eq!((state(store, &id), effects(receiver)), ("confirmed", 1));
@@ -222,8 +223,9 @@ fn f18_an_event_that_no_one_can_handle_stays_visible() {
             let receiver = S::fresh();
             let inbox = Inbox::new(receiver, consumer("c")).max_failures(limit);
             let publisher = InProcess::new(inbox, |_, message| handle(message));
-            let mut relay = Relay::new(store, publisher, continuing("relay"), at(0)).unwrap();
-            relay.run_until_idle(at(0)).unwrap();
+            let mut relay =
+                Relay::new(store, publisher, continuing("relay"), Moment::steady(at(0))).unwrap();
+            relay.run_until_idle(Moment::steady(at(0))).unwrap();
             // At once: visible as pending, with the reason.
             let stats = store.view().unwrap().stats(at(0)).unwrap();
             assert_eq!(stats.by_type[&twobox::EventType::new("order.renamed").unwrap()].pending, 1);
@@ -269,7 +271,8 @@ fn f18_an_event_set_aside_does_not_hold_up_its_key() {
                 "bad" => Err("no"),
                 _ => Ok(Handled::Effect(body(""))),
             });
-        let mut relay = Relay::new(store, publisher, settings("relay"), at(0)).unwrap();
+        let mut relay =
+            Relay::new(store, publisher, settings("relay"), Moment::steady(at(0))).unwrap();
         run_until(&mut relay, at(0), at(3_600_000));
         assert_eq!(inbox_row(receiver, "c", &ids[1]).unwrap().state, InboxState::Poisoned);
         assert_eq!(ids.iter().map(|id| state(store, id)).collect::<Vec<_>>(), ["confirmed"; 4]);

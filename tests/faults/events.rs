@@ -7,8 +7,8 @@ use twobox::call::{CallEnd, CallKey, CallRefused, Resolve, Start, WhenUnknown};
 use twobox::relay::{Published, Relay};
 use twobox::{
     Applied, Body, Cancel, CommitOrder, Discard, Draft, Ending, EventId, EventType, Handled,
-    InProcess, Inbox, Invalid, LeaseRef, Load, NotDone, OrderId, OrderingKey, Reason, Receipt,
-    Redrive, Register, Renew, Request, RunError, Settle, Stale, Tables, Transition,
+    InProcess, Inbox, Invalid, LeaseRef, Load, Moment, NotDone, OrderId, OrderingKey, Reason,
+    Receipt, Redrive, Register, Renew, Request, RunError, Settle, Stale, Tables, Transition,
 };
 
 use crate::support::{
@@ -35,9 +35,9 @@ fn f01_a_late_commit_of_a_lower_number_is_delivered() {
                 let key = format!("key-{}", number % 2);
                 expected.extend(place(store, &id(number), [draft("t", &key)], at(0)));
                 let mut script = Script::new(|_, _| Published::Confirmed);
-                Relay::new(store, &mut script, settings("relay"), at(0))
+                Relay::new(store, &mut script, settings("relay"), Moment::steady(at(0)))
                     .unwrap()
-                    .run_until_idle(at(0))
+                    .run_until_idle(Moment::steady(at(0)))
                     .unwrap();
                 sent.extend(script.sent().into_iter().map(|message| message.event.id.clone()));
             }
@@ -55,9 +55,10 @@ fn f01_a_lower_number_that_is_due_later_is_not_passed_over() {
         let behind = place(store, "b", [draft("t", "k")], at(0)).remove(0);
         let beside = place(store, "c", [draft("t", "other")], at(0)).remove(0);
         let mut script = Script::new(|_, _| Published::Confirmed);
-        let mut relay = Relay::new(store, &mut script, settings("relay"), at(0)).unwrap();
-        relay.run_until_idle(at(4_999)).unwrap();
-        relay.run_until_idle(at(5_000)).unwrap();
+        let mut relay =
+            Relay::new(store, &mut script, settings("relay"), Moment::steady(at(0))).unwrap();
+        relay.run_until_idle(Moment::steady(at(4_999))).unwrap();
+        relay.run_until_idle(Moment::steady(at(5_000))).unwrap();
         assert_eq!(script.ids(), [beside.as_str(), later.as_str(), behind.as_str()]);
     });
 }
@@ -201,9 +202,9 @@ fn f19_any_bytes_survive() {
         let ids = place(store, "a", drafts, at(0));
         let receiver = S::fresh();
         let publisher = InProcess::new(Inbox::new(receiver, consumer("c")), echo::<S>);
-        Relay::new(store, publisher, settings("relay"), at(0))
+        Relay::new(store, publisher, settings("relay"), Moment::steady(at(0)))
             .unwrap()
-            .run_until_idle(at(0))
+            .run_until_idle(Moment::steady(at(0)))
             .unwrap();
         for (id, bytes) in ids.iter().zip(bodies) {
             assert_eq!(effect(receiver, "c", id).unwrap().bytes(), bytes);
@@ -247,7 +248,7 @@ proptest! {
                 place(store, text, [Draft::new(text, body(text)).unwrap().id(name(text)).ordering_key(name(text))], at(0));
             }
             let mut script = Script::new(|_, _| Published::Confirmed);
-            Relay::new(store, &mut script, settings("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
+            Relay::new(store, &mut script, settings("relay"), Moment::steady(at(0))).unwrap().run_until_idle(Moment::steady(at(0))).unwrap();
             let mut sent = script.ids();
             sent.sort_unstable();
             assert!(sent.iter().eq(names.iter()), "{sent:?} {names:?}");

@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use twobox::relay::{Action, Published, Publisher, Relay, RelayMachine, RelaySettings, Ticket};
 use twobox::store::{NoCall, drive};
 use twobox::{
-    Checked, Claim, DeliveryPolicy, EventId, InProcess, Inbox, Load, Message, Millis, OrderingKey,
-    Reason, Receipt, Renew, Settle, Stale, Store, WhenDead,
+    Checked, Claim, DeliveryPolicy, EventId, InProcess, Inbox, Load, Message, Millis, Moment,
+    OrderingKey, Reason, Receipt, Renew, Settle, Stale, Store, WhenDead,
 };
 
 use crate::support::{
     Flaky, Script, StoreFault, arrival, at, consumer, continuing, draft, dump, echo, effects, lane,
-    name, outbox, pending, permutations, place, run_until, settings, state, states, window,
+    name, next_of, outbox, pending, permutations, place, run_until, settings, state, states,
+    window,
 };
 
 fn reason(text: &str) -> Reason {
@@ -67,7 +68,8 @@ fn f02_one_key_in_order_other_keys_in_parallel() {
                 }
             }
         });
-        let mut relay = Relay::new(store, &mut script, settings("relay"), at(0)).unwrap();
+        let mut relay =
+            Relay::new(store, &mut script, settings("relay"), Moment::steady(at(0))).unwrap();
         run_until(&mut relay, at(0), at(3_600_000));
         drop(relay);
         assert_eq!(states(store), [("confirmed", 40)]);
@@ -106,16 +108,16 @@ fn f02_a_consumer_that_asks_for_order_gets_it() {
             }
             _ => Published::Confirmed,
         });
-        Relay::new(store, &mut script, continuing("relay"), at(0))
+        Relay::new(store, &mut script, continuing("relay"), Moment::steady(at(0)))
             .unwrap()
-            .run_until_idle(at(0))
+            .run_until_idle(Moment::steady(at(0)))
             .unwrap();
         let redriven =
             store.run(twobox::Redrive::new([ids[3].clone()], window()).unwrap(), at(0)).unwrap();
         assert_eq!(redriven.done.len(), 1);
-        Relay::new(store, &mut script, continuing("relay"), at(0))
+        Relay::new(store, &mut script, continuing("relay"), Moment::steady(at(0)))
             .unwrap()
-            .run_until_idle(at(0))
+            .run_until_idle(Moment::steady(at(0)))
             .unwrap();
         // What was rejected never arrived.
         let sent = script.sent().into_iter().filter(|message| message.place.sequence != 4);
@@ -155,7 +157,7 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
     on_each_store!(|store: S| {
         place(store, "a", (0..10).map(|_| draft("t", "k")), at(0));
         let slow = RelaySettings { publish_timeout: Duration::from_secs(60), ..settings("slow") };
-        let mut machine = RelayMachine::new(slow, at(0)).unwrap();
+        let mut machine = RelayMachine::new(slow, Moment::steady(at(0))).unwrap();
         let policy = machine.settings().policy.clone();
         let (mut now, mut renewals, mut published) = (at(0), 0, Vec::new());
         // What is being published, and when that will have ended.
@@ -166,7 +168,7 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
                     let flow = exchange.flow(machine.settings(), now, false);
                     let exchanged = drive(store, flow, &mut NoCall).unwrap();
                     assert!(exchanged.0.iter().all(|settled| settled.stale.is_empty()));
-                    machine.handle_exchanged(now, exchanged);
+                    machine.handle_exchanged(Moment::steady(now), exchanged);
                 }
                 Some(Action::Renew(renew)) => {
                     renewals += 1;
@@ -175,7 +177,7 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
                         "renewed before it ran out"
                     );
                     let renewed = store.run(renew, now).unwrap();
-                    machine.handle_renewed(now, &renewed);
+                    machine.handle_renewed(Moment::steady(now), &renewed);
                 }
                 Some(Action::Publish(tickets)) => {
                     let [ticket] = <[Ticket; 1]>::try_from(tickets).unwrap();
@@ -188,15 +190,19 @@ fn f03_a_lease_is_renewed_for_as_long_as_its_run_takes() {
                 None if pending(store) == 0 => break,
                 None => {
                     let ends = under_way.as_ref().map(|(_, ends)| *ends);
-                    now = machine.poll_timeout().into_iter().chain(ends).min().unwrap();
-                    machine.handle_timeout(now);
+                    now = next_of(&machine).into_iter().chain(ends).min().unwrap();
+                    machine.handle_timeout(Moment::steady(now));
                     // All the while others look for work and find none.
                     let rival =
                         Claim::new(&policy, name("rival"), Duration::from_secs(30), 10).unwrap();
                     assert!(store.run(rival, now).unwrap().leased.is_empty());
                     if let Some((ticket, _)) = under_way.take_if(|(_, ends)| *ends <= now) {
                         published.push(ticket.message.place.sequence);
-                        machine.handle_published(now, &ticket, Published::Confirmed);
+                        machine.handle_published(
+                            Moment::steady(now),
+                            &ticket,
+                            Published::Confirmed,
+                        );
                     }
                 }
             }
@@ -296,15 +302,16 @@ fn f04_an_event_that_kills_the_process_is_dead_and_no_other() {
                 let killed = Cell::new(false);
                 let publisher =
                     Killer { killer: &killer, killed: &killed, delivered: &mut delivered };
-                let mut relay = Relay::new(store, publisher, settings, now).unwrap();
+                let mut relay =
+                    Relay::new(store, publisher, settings, Moment::steady(now)).unwrap();
                 for _ in 0..10_000 {
-                    let stepped = relay.step(now).unwrap();
+                    let stepped = relay.step(Moment::steady(now)).unwrap();
                     if killed.get() {
                         // The process is gone: what it would have settled is never settled.
                         break;
                     }
                     if !stepped {
-                        match relay.machine().poll_timeout() {
+                        match next_of(relay.machine()) {
                             Some(next) if pending(store) > 0 => now = next,
                             _ => break,
                         }
@@ -329,8 +336,8 @@ fn f04_an_event_that_kills_the_process_is_dead_and_no_other() {
     });
 }
 
-/// The clock steps back by an hour at each moment of a delivery: the relay goes on, and neither
-/// waits for the clock to catch up nor thinks that its leases last longer.
+/// The clock steps back at each moment of a delivery: the relay goes on, and is late by no more
+/// than the step. What it waits for by itself it waits for as long as ever (F37).
 #[test]
 fn f07_a_clock_that_steps_back() {
     on_each_store!(|store: S| {
@@ -348,22 +355,79 @@ fn f07_a_clock_that_steps_back() {
                 if tries == 2 { Published::Failed(reason("no")) } else { Published::Confirmed }
             });
             let mut relay =
-                Relay::new(store, &mut script, settings("relay"), at(7_200_000)).unwrap();
-            let mut clock = 7_200_000;
-            for step in 0..100 {
+                Relay::new(store, &mut script, settings("relay"), Moment::steady(at(7_200_000)))
+                    .unwrap();
+            let mut clock = Moment::steady(at(7_200_000));
+            for step in 0..150 {
                 if step == step_at {
-                    clock -= 3_600_000;
+                    clock.wall = clock.wall.before(Duration::from_secs(20));
                 }
-                if !relay.step(at(clock)).unwrap() {
-                    clock += 250;
+                if !relay.step(clock).unwrap() {
+                    clock = clock + Duration::from_millis(250);
                 }
             }
-            // All of it within seconds, by whichever clock.
+            // All of it within seconds after the step was caught up with.
             assert_eq!(
                 ids.iter().map(|id| state(store, id)).collect::<Vec<_>>(),
                 ["confirmed"; 3],
                 "step {step_at}"
             );
+        }
+    });
+}
+
+/// F37: the clock jumps a year ahead and back while a relay claims: what it holds is settled by the
+/// clock as it is then, a failed event is due after its backoff, and all of it is delivered within
+/// seconds.
+#[test]
+fn f37_a_relay_outlives_a_clock_that_jumps_for_a_moment() {
+    on_each_store!(|store: S| {
+        let ids = place(store, "a", ["k", "k", "l"].map(|key| draft("t", key)), at(0));
+        let mut tries = 0;
+        let mut script = Script::new(|_, _| {
+            tries += 1;
+            if tries == 1 { Published::Failed(reason("no")) } else { Published::Confirmed }
+        });
+        let mut clock = Moment::steady(at(0));
+        let mut relay = Relay::new(store, &mut script, settings("relay"), clock).unwrap();
+        let year = Duration::from_secs(31_536_000);
+        assert!(relay.step(Moment { wall: clock.wall + year, ..clock }).unwrap(), "it claims");
+        assert!(lane(store, "k").lease.unwrap().until > at(0) + year);
+        clock = clock + Duration::from_millis(60);
+        while relay.step(clock).unwrap() {}
+        let due = outbox(store, &ids[0]).due;
+        assert!(due > clock.wall && due <= clock.wall + Duration::from_secs(1), "{due}");
+        assert_eq!(lane(store, "k").due, Some(due));
+        assert_eq!(relay.machine().now(), clock.wall);
+        for _ in 0..100 {
+            clock = clock + Duration::from_millis(50);
+            while relay.step(clock).unwrap() {}
+        }
+        assert_eq!(states(store), [("confirmed", 3)]);
+    });
+}
+
+/// F37: the clock shows two times in turn, a second apart: each stamp is one of them, and the work
+/// is done in the time that it takes with a steady one.
+#[test]
+fn f37_a_clock_that_shows_two_times_in_turn() {
+    on_each_store!(|store: S| {
+        place(store, "a", (0..20).map(|n| draft("t", &format!("k-{n}"))), at(999_000));
+        let mut script = Script::new(|_, _| Published::Confirmed);
+        let clock = |n: u64| Moment {
+            wall: at(if n.is_multiple_of(2) { 999_000 } else { 1_000_000 }),
+            uptime: Duration::from_millis(n),
+        };
+        let short = RelaySettings { lease: Duration::from_millis(100), ..settings("relay") };
+        let mut relay = Relay::new(store, &mut script, short, clock(0)).unwrap();
+        for n in 0..100 {
+            relay.step(clock(n)).unwrap();
+            assert_eq!(relay.machine().now(), clock(n).wall);
+        }
+        assert_eq!(states(store), [("confirmed", 20)]);
+        for n in 0..20 {
+            let row = lane(store, &format!("k-{n}"));
+            assert!([at(999_000), at(1_000_000)].contains(&row.changed_at), "{row:?}");
         }
     });
 }
@@ -440,13 +504,15 @@ fn f11_a_store_that_was_away_loses_nothing() {
                 let script = std::iter::repeat_n(None, first)
                     .chain(std::iter::repeat_n(Some(fault), length));
                 let flaky = Flaky::new(store, script);
-                let mut relay = Relay::new(&flaky, publisher, settings("relay"), at(0)).unwrap();
+                let mut relay =
+                    Relay::new(&flaky, publisher, settings("relay"), Moment::steady(at(0)))
+                        .unwrap();
                 let (mut now, mut failures) = (at(0), 0);
                 for _ in 0..10_000 {
-                    match relay.step(now) {
+                    match relay.step(Moment::steady(now)) {
                         Ok(true) => {}
                         Err(_) => failures += 1,
-                        Ok(false) => match relay.machine().poll_timeout() {
+                        Ok(false) => match next_of(relay.machine()) {
                             Some(next) if next <= at(600_000) => now = next,
                             _ => break,
                         },
@@ -478,7 +544,8 @@ fn f11_a_consumer_whose_store_was_away_gets_all_of_it() {
             let receiver = S::fresh();
             let flaky = Flaky::new(receiver, std::iter::repeat_n(Some(fault), 40));
             let publisher = InProcess::new(Inbox::new(&flaky, consumer("c")), echo::<Flaky<S>>);
-            let mut relay = Relay::new(store, publisher, settings("relay"), at(0)).unwrap();
+            let mut relay =
+                Relay::new(store, publisher, settings("relay"), Moment::steady(at(0))).unwrap();
             run_until(&mut relay, at(0), at(3_600_000));
             assert!(
                 ids.iter()
@@ -500,11 +567,12 @@ fn f12_stopping_releases_and_marks_nothing_done() {
             let drafts = (0..3).flat_map(|_| keys.iter().map(|key| draft("t", key)));
             let ids = place(store, &format!("order-{stop_at}"), drafts, at(0));
             let mut script = Script::new(|_, _| Published::Confirmed);
-            let mut relay = Relay::new(store, &mut script, settings("first"), at(0)).unwrap();
+            let mut relay =
+                Relay::new(store, &mut script, settings("first"), Moment::steady(at(0))).unwrap();
             for _ in 0..stop_at {
-                relay.step(at(0)).unwrap();
+                relay.step(Moment::steady(at(0))).unwrap();
             }
-            relay.stop(at(0)).unwrap();
+            relay.stop(Moment::steady(at(0))).unwrap();
             let sent: BTreeSet<EventId> =
                 script.sent().into_iter().map(|message| message.event.id.clone()).collect();
             for id in &ids {
@@ -516,9 +584,9 @@ fn f12_stopping_releases_and_marks_nothing_done() {
                 assert_eq!((lane(store, key).lease, lane(store, key).starts), (None, 0));
             }
             let mut script = Script::new(|_, _| Published::Confirmed);
-            Relay::new(store, &mut script, settings("next"), at(0))
+            Relay::new(store, &mut script, settings("next"), Moment::steady(at(0)))
                 .unwrap()
-                .run_until_idle(at(0))
+                .run_until_idle(Moment::steady(at(0)))
                 .unwrap();
             assert_eq!(script.sent().len(), ids.len() - sent.len());
             assert!(script.sent().iter().all(|message| message.attempt == 1));
@@ -533,26 +601,29 @@ fn f12_stopping_releases_and_marks_nothing_done() {
 fn f12_a_publish_that_was_given_up_is_not_a_success() {
     on_each_store!(|store: S| {
         let id = place(store, "a", [draft("t", "k")], at(0)).remove(0);
-        let mut machine = RelayMachine::new(settings("relay"), at(0)).unwrap();
+        let mut machine = RelayMachine::new(settings("relay"), Moment::steady(at(0))).unwrap();
         let policy = machine.settings().policy.clone();
         let claim = || Claim::new(&policy, name("relay"), Duration::from_secs(30), 1).unwrap();
         let Some(Action::Exchange(_)) = machine.poll_action() else { panic!("it claims first") };
-        machine.handle_exchanged(at(0), (None, Some(store.run(claim(), at(0)).unwrap())));
+        machine.handle_exchanged(
+            Moment::steady(at(0)),
+            (None, Some(store.run(claim(), at(0)).unwrap())),
+        );
         let Some(Action::Publish(tickets)) = machine.poll_action() else {
             panic!("then it publishes")
         };
-        machine.handle_stop(at(1), Duration::from_millis(1));
+        machine.handle_stop(Moment::steady(at(1)), Duration::from_millis(1));
         assert!(!machine.is_stopped() && !machine.gave_up());
-        machine.handle_timeout(at(2));
+        machine.handle_timeout(Moment::steady(at(2)));
         assert!(machine.gave_up(), "its patience has ended");
         // The answer comes after all, and changes nothing any more.
-        machine.handle_published(at(2), &tickets[0], Published::Confirmed);
+        machine.handle_published(Moment::steady(at(2)), &tickets[0], Published::Confirmed);
         let Some(Action::Exchange(exchange)) = machine.poll_action() else {
             panic!("it gives back")
         };
         assert_eq!((exchange.claim, exchange.settle.len()), (0, 1));
         let settled = store.run(Settle::new(&policy, exchange.settle), at(2)).unwrap();
-        machine.handle_exchanged(at(2), (Some(settled), None));
+        machine.handle_exchanged(Moment::steady(at(2)), (Some(settled), None));
         assert!(machine.is_stopped());
         let row = outbox(store, &id);
         assert_eq!((state(store, &id), row.failures, row.starts), ("pending", 0, 0));
@@ -576,12 +647,13 @@ fn f13_a_failing_event_backs_off_while_others_go_on() {
             "bad" => Published::Failed(reason("connection reset")),
             _ => Published::Confirmed,
         });
-        let mut relay = Relay::new(store, &mut script, settings("relay"), at(0)).unwrap();
+        let mut relay =
+            Relay::new(store, &mut script, settings("relay"), Moment::steady(at(0))).unwrap();
         for minute in 0..120 {
             let now = at(minute * 60_000);
             let good =
                 place(store, &format!("good-{minute}"), [draft("good", "good")], now).remove(0);
-            relay.run_until_idle(now).unwrap();
+            relay.run_until_idle(Moment::steady(now)).unwrap();
             assert_eq!(state(store, &good), "confirmed", "at once, in minute {minute}");
             run_until(&mut relay, now, now + Duration::from_millis(59_999));
         }
@@ -625,7 +697,10 @@ fn f14_a_rejected_event_is_dead_at_once_and_the_rest_goes_on() {
                 "oversize" => Published::Rejected(reason("larger than 1 MiB")),
                 _ => Published::Confirmed,
             });
-            Relay::new(store, &mut script, settings, at(0)).unwrap().run_until_idle(at(0)).unwrap();
+            Relay::new(store, &mut script, settings, Moment::steady(at(0)))
+                .unwrap()
+                .run_until_idle(Moment::steady(at(0)))
+                .unwrap();
             let row = outbox(store, &ids[4]);
             assert_eq!(
                 (state(store, &ids[4]), row.starts, row.reason.unwrap().as_str()),
@@ -655,7 +730,8 @@ fn f15_an_outage_counts_against_no_event() {
             true => Published::Unavailable(reason("connection refused")),
             false => Published::Confirmed,
         });
-        let mut relay = Relay::new(store, &mut script, settings("relay"), at(0)).unwrap();
+        let mut relay =
+            Relay::new(store, &mut script, settings("relay"), Moment::steady(at(0))).unwrap();
         run_until(&mut relay, at(0), at(3_599_000));
         assert_eq!(states(store), [("pending", 30)]);
         let stats = store.view().unwrap().stats(at(3_599_000)).unwrap();
@@ -705,8 +781,9 @@ fn f20_unroutable_is_no_confirmation() {
                 assert_eq!(message.event.id, id);
                 answer.clone()
             });
-            let mut relay = Relay::new(store, &mut script, settings("relay"), at(0)).unwrap();
-            relay.run_until_idle(at(0)).unwrap();
+            let mut relay =
+                Relay::new(store, &mut script, settings("relay"), Moment::steady(at(0))).unwrap();
+            relay.run_until_idle(Moment::steady(at(0))).unwrap();
             drop(relay);
             let row = outbox(store, &id);
             assert_eq!(state(store, &id), expected, "{answer:?}");
@@ -730,7 +807,10 @@ fn f20_unroutable_is_no_confirmation() {
             }
         }
         let id = place(store, "silent", [draft("t", "silent")], at(0)).remove(0);
-        Relay::new(store, Silent, settings("relay"), at(0)).unwrap().run_until_idle(at(0)).unwrap();
+        Relay::new(store, Silent, settings("relay"), Moment::steady(at(0)))
+            .unwrap()
+            .run_until_idle(Moment::steady(at(0)))
+            .unwrap();
         assert_eq!((state(store, &id), outbox(store, &id).failures), ("pending", 1));
     });
 }
@@ -758,8 +838,9 @@ fn f34_a_panic_that_is_caught_is_a_failure() {
             assert!(!std::mem::take(&mut panics), "this is part of the test");
             Published::Confirmed
         });
-        let mut relay = Relay::new(store, &mut script, settings("relay"), at(0)).unwrap();
-        let step = std::panic::AssertUnwindSafe(|| relay.run_until_idle(at(0)));
+        let mut relay =
+            Relay::new(store, &mut script, settings("relay"), Moment::steady(at(0))).unwrap();
+        let step = std::panic::AssertUnwindSafe(|| relay.run_until_idle(Moment::steady(at(0))));
         assert!(std::panic::catch_unwind(step).is_err());
         let status = relay.machine().status();
         assert_eq!((status.publishing, status.hung), (0, 0), "F34: nothing is pinned");
@@ -778,7 +859,7 @@ fn all_confirmed_after<S: Store>(store: &S, relays: usize) -> u64 {
     }
     let machine = |n| {
         let four = RelaySettings { publishes: 4, ..settings(&format!("relay-{n}")) };
-        RelayMachine::new(four, at(0)).unwrap().batch(1)
+        RelayMachine::new(four, Moment::steady(at(0))).unwrap().batch(1)
     };
     let mut relays: Vec<(RelayMachine, Vec<(Ticket, Millis)>)> =
         (0..relays).map(|n| (machine(n), Vec::new())).collect();
@@ -786,15 +867,15 @@ fn all_confirmed_after<S: Store>(store: &S, relays: usize) -> u64 {
     loop {
         for (machine, under_way) in &mut relays {
             for (ticket, _) in under_way.extract_if(.., |(_, ends)| *ends <= now) {
-                machine.handle_published(now, &ticket, Published::Confirmed);
+                machine.handle_published(Moment::steady(now), &ticket, Published::Confirmed);
             }
-            machine.handle_timeout(now);
+            machine.handle_timeout(Moment::steady(now));
             while let Some(action) = machine.poll_action() {
                 match action {
                     Action::Exchange(exchange) => {
                         let flow = exchange.flow(machine.settings(), machine.now(), false);
                         let exchanged = drive(store, flow, &mut NoCall).unwrap();
-                        machine.handle_exchanged(now, exchanged);
+                        machine.handle_exchanged(Moment::steady(now), exchanged);
                     }
                     Action::Publish(tickets) => {
                         let ends = now + Duration::from_millis(50);
@@ -811,7 +892,7 @@ fn all_confirmed_after<S: Store>(store: &S, relays: usize) -> u64 {
             return now.since(at(0)).as_millis().try_into().unwrap();
         }
         let ends = relays.iter().flat_map(|it| &it.1).map(|(_, ends)| *ends);
-        let polls = relays.iter().filter_map(|it| it.0.poll_timeout());
+        let polls = relays.iter().filter_map(|it| next_of(&it.0));
         now = ends.chain(polls).min().unwrap();
     }
 }

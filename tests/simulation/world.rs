@@ -8,7 +8,7 @@ use twobox::relay::{Action, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::store::{NoCall, drive};
 use twobox::{
     Body, Checked, CommitOrder, Consumer, DeliveryPolicy, Discard, Draft, Dump, EventId,
-    EventState, Fingerprint, Handled, Inbox, InboxState, Load, Message, Millis, OrderId,
+    EventState, Fingerprint, Handled, Inbox, InboxState, Load, Message, Millis, Moment, OrderId,
     OrderingKey, Owner, Reason, Receipt, Record, Register, Renewed, Request, Store, Table,
     WhenDead,
 };
@@ -125,7 +125,7 @@ struct Relay {
     machine: Option<RelayMachine>,
     /// How far its clock is off, in milliseconds.
     clock: i64,
-    timeout: Option<Millis>,
+    timeout: Option<Duration>,
     frozen_until: u64,
 }
 
@@ -282,6 +282,11 @@ impl<'a, S: Store + 'static> World<'a, S> {
         Millis::new(self.time().get().saturating_add_signed(self.relays[relay].clock))
     }
 
+    /// What a relay hears: the time of day of its clock, and how much time has passed.
+    fn moment(&self, relay: usize) -> Moment {
+        Moment { wall: self.clock(relay), uptime: Duration::from_millis(self.now) }
+    }
+
     fn is_frozen(&self, relay: usize) -> bool {
         self.now < self.relays[relay].frozen_until
     }
@@ -317,7 +322,7 @@ impl<'a, S: Store + 'static> World<'a, S> {
                     pause_cap: Duration::from_secs(10),
                     ..RelaySettings::new(owner)
                 };
-                let machine = RelayMachine::new(settings, self.clock(relay)).unwrap();
+                let machine = RelayMachine::new(settings, self.moment(relay)).unwrap();
                 self.relays[relay] = Relay {
                     life,
                     machine: Some(machine),
@@ -341,7 +346,7 @@ impl<'a, S: Store + 'static> World<'a, S> {
                 _ => self.at(self.now + 50, Happening::Freezes(relay)),
             },
             Happening::Stops(relay) => {
-                let clock = self.clock(relay);
+                let clock = self.moment(relay);
                 match &mut self.relays[relay].machine {
                     Some(machine) => {
                         machine.handle_stop(clock, PATIENCE);
@@ -393,7 +398,7 @@ impl<'a, S: Store + 'static> World<'a, S> {
         }
         self.orders_left -= 1;
         // The relay in the same process hears of it.
-        let (clock, frozen) = (self.clock(0), self.is_frozen(0));
+        let (clock, frozen) = (self.moment(0), self.is_frozen(0));
         if let Some(machine) = self.relays[0].machine.as_mut().filter(|_| !frozen) {
             machine.handle_wakeup(clock);
             self.attend(0);
@@ -401,7 +406,7 @@ impl<'a, S: Store + 'static> World<'a, S> {
     }
 
     fn hear(&mut self, relay: usize, heard: Heard) {
-        let clock = self.clock(relay);
+        let clock = self.moment(relay);
         let Some(machine) = &mut self.relays[relay].machine else { return };
         match heard {
             Heard::Timeout => machine.handle_timeout(clock),
@@ -421,7 +426,7 @@ impl<'a, S: Store + 'static> World<'a, S> {
     /// Does what a relay wants to have done, and makes an appointment for when it wants to come
     /// back.
     fn attend(&mut self, relay: usize) {
-        let (clock, life) = (self.clock(relay), self.relays[relay].life);
+        let (clock, life) = (self.moment(relay), self.relays[relay].life);
         if self.is_frozen(relay) {
             return;
         }
@@ -434,10 +439,11 @@ impl<'a, S: Store + 'static> World<'a, S> {
                     self.relays[relay].machine = None;
                     self.at(self.now + 10 * SECOND, Happening::Starts(relay));
                 } else if let Some(at) = machine.poll_timeout() {
-                    assert!(at > now, "it wants to come back in the past");
+                    assert!(at > clock.uptime, "it wants to come back in the past");
                     if self.relays[relay].timeout != Some(at) {
                         self.relays[relay].timeout = Some(at);
-                        let wait = u64::try_from(at.since(now).as_millis()).unwrap();
+                        let wait =
+                            u64::try_from(at.saturating_sub(clock.uptime).as_millis()).unwrap();
                         self.at(self.now + wait, Happening::Relay(relay, life, Heard::Timeout));
                     }
                 }

@@ -7,7 +7,7 @@ use redb::{ReadableDatabase, ReadableTableMetadata, TableDefinition};
 use twobox::relay::{Relay, RelaySettings};
 use twobox::{
     Body, CommitOrder, Consumer, Draft, Fingerprint, Handled, InProcess, Inbox, Message, Millis,
-    OrderId, Owner, Request, RunError, Store,
+    Moment, OrderId, Owner, Request, RunError, Store,
 };
 use twobox_redb::{RedbOptions, RedbStore};
 
@@ -62,8 +62,8 @@ impl Contender for WithTwobox {
         };
         let inbox = Inbox::new(&self.store, Consumer::new(CONSUMER).unwrap());
         let publisher = InProcess::new(inbox, |_, _: &Message| Ok::<_, Infallible>(Handled::Done));
-        let mut relay = Relay::new(&self.store, publisher, settings, TIME).unwrap();
-        relay.run_until_idle(TIME).unwrap().confirmed
+        let mut relay = Relay::new(&self.store, publisher, settings, Moment::steady(TIME)).unwrap();
+        relay.run_until_idle(Moment::steady(TIME)).unwrap().confirmed
     }
 
     fn applied(&self) -> u64 {

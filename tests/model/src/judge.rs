@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Claimed, EventState, Handled, Inbox, InboxState, Key, Message, Millis, Reason, Record, Redrive,
-    Store, Table,
+    Claimed, EventState, Handled, Inbox, InboxState, Key, Message, Millis, Moment, Reason, Record,
+    Redrive, Store, Table,
 };
 use twobox_memory::{MemoryStore, State};
 
@@ -377,8 +377,8 @@ impl World {
             now = now + Duration::from_secs(3_600);
             let settings =
                 RelaySettings { policy: scope.policy.clone(), ..RelaySettings::new(owner(9)) };
-            let mut relay = named(Relay::new(&store, &arrived, settings, now));
-            while relay.step(now) == Ok(true) {
+            let mut relay = named(Relay::new(&store, &arrived, settings, Moment::steady(now)));
+            while relay.step(Moment::steady(now)) == Ok(true) {
                 steps += 1;
                 if steps > scope.drain_bound() {
                     return false;

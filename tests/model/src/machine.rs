@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use twobox::flow::Exchanged;
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
-use twobox::{Checked, Key, LeaseRef, Millis, Reason, Renew, Renewed, RunError};
+use twobox::{Checked, Key, LeaseRef, Millis, Moment, Reason, Renew, Renewed, RunError};
 
 use crate::scope::{Params, Scope, event_id, named, number_of, owner};
 use crate::stage::AnswerLost;
@@ -83,7 +83,7 @@ impl Driven {
             publish_timeout: tick * 3,
             ..RelaySettings::new(owner(number))
         };
-        let machine = named(RelayMachine::new(settings, now));
+        let machine = named(RelayMachine::new(settings, Moment::steady(now)));
         let (publishing, hung) = (BTreeMap::new(), BTreeMap::new());
         let mut driven = Self { machine, transaction: None, publishing, hung, broken: false };
         driven.poll();
@@ -197,31 +197,31 @@ impl World {
                 self.spend(*answer == Answer::Confirmed)?;
                 let ticket = driven.publishing.remove(lane)?;
                 self.arrive(&ticket, *answer)?;
-                driven.machine.handle_published(now, &ticket, answer.told());
+                driven.machine.handle_published(Moment::steady(now), &ticket, answer.told());
             }
             Input::BrokenOff(lane, token, arrived) => {
                 let ticket = driven.hung.remove(&(lane.clone(), *token))?;
                 if *arrived {
                     self.arrive(&ticket, Answer::Lost)?;
                 }
-                driven.machine.handle_broken_off(now, &ticket.lease);
+                driven.machine.handle_broken_off(Moment::steady(now), &ticket.lease);
             }
             Input::Dropped(lane) => {
                 self.spend(false)?;
                 let ticket = driven.publishing.remove(lane)?;
-                driven.machine.handle_published(now, &ticket, Published::Abandoned);
+                driven.machine.handle_published(Moment::steady(now), &ticket, Published::Abandoned);
             }
-            Input::Timeout => driven.machine.handle_timeout(now),
-            Input::Wakeup => driven.machine.handle_wakeup(now),
+            Input::Timeout => driven.machine.handle_timeout(Moment::steady(now)),
+            Input::Wakeup => driven.machine.handle_wakeup(Moment::steady(now)),
             Input::Crash => {
                 self.spend(false)?;
                 driven = Driven::start(scope, number, now);
             }
             Input::Stop => {
                 self.spend(false)?;
-                driven.machine.handle_stop(now, Duration::MAX);
+                driven.machine.handle_stop(Moment::steady(now), Duration::MAX);
             }
-            Input::Abandon => driven.machine.handle_stop(now, Duration::ZERO),
+            Input::Abandon => driven.machine.handle_stop(Moment::steady(now), Duration::ZERO),
             Input::Start => driven = Driven::start(scope, number, now),
         }
         driven.poll();
@@ -261,8 +261,12 @@ impl World {
         self.now = clock.get();
         match told {
             _ if commit == Commit::Died => *driven = Driven::start(scope, number, clock),
-            Told::Exchange(exchanged) => driven.machine.conclude_exchange(clock, exchanged),
-            Told::Renewal(renewed) => driven.machine.conclude_renewal(clock, renewed),
+            Told::Exchange(exchanged) => {
+                driven.machine.conclude_exchange(Moment::steady(clock), exchanged);
+            }
+            Told::Renewal(renewed) => {
+                driven.machine.conclude_renewal(Moment::steady(clock), renewed);
+            }
         }
         Some(())
     }
@@ -390,9 +394,7 @@ impl World {
                 world.machine_step(scope, number, &Input::Timeout)?;
             }
             if world.machines.iter().all(|driven| driven.next().is_none()) {
-                let wait = |driven: &Driven| {
-                    Some(driven.machine.poll_timeout()?.since(driven.machine.now()))
-                };
+                let wait = |driven: &Driven| driven.machine.rest_for();
                 let wait = world.machines.iter().filter_map(wait).min()?;
                 world.now = (world.time() + wait).get();
                 for number in 0..scope.machines {

@@ -14,8 +14,8 @@ use core::time::Duration;
 use twobox::relay::{Published, Relay, RelaySettings};
 use twobox::{
     Body, Checked, CommitOrder, Consumer, Draft, Dump, EventId, EventState, Fault, Fingerprint,
-    Handled, InProcess, Inbox, Invalid, Load, Millis, OrderId, Owner, Reader, Reason, Register,
-    Registered, Request, Retention, Store, Table, purge_all,
+    Handled, InProcess, Inbox, Invalid, Load, Millis, Moment, OrderId, Owner, Reader, Reason,
+    Register, Registered, Request, Retention, Store, Table, purge_all,
 };
 
 use crate::bare;
@@ -98,9 +98,9 @@ pub(crate) fn deliver(sender: &impl Store, receiver: &impl Store) -> Result<(), 
         (arrived == 1)
             .then(|| Fault::After(Published::Failed(Reason::new("the confirmation was lost"))))
     });
-    let mut relay = Relay::new(sender, parcels, settings, NOW)?;
-    check("confirmed at first", relay.run_until_idle(NOW)?.confirmed, 0)?;
-    check("confirmed later", relay.run_until_idle(later)?.confirmed, 1)?;
+    let mut relay = Relay::new(sender, parcels, settings, Moment::steady(NOW))?;
+    check("confirmed at first", relay.run_until_idle(Moment::steady(NOW))?.confirmed, 0)?;
+    check("confirmed later", relay.run_until_idle(Moment::steady(later))?.confirmed, 1)?;
     drop(relay);
     check("arrived", arrived, 2)?;
     check("handled", handled, 1)

@@ -19,7 +19,7 @@ use redb::{
 };
 use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, Draft, EventId, Fingerprint, Handled, Inbox, Load, Millis,
+    Body, CommitOrder, Consumer, Draft, EventId, Fingerprint, Handled, Inbox, Load, Millis, Moment,
     OrderId, OrderingKey, Owner, Reader, Record, Request, Store, Writing,
 };
 use twobox::{Dump, EventState, InProcess, Message};
@@ -182,8 +182,9 @@ pub fn relay(
         });
     let mut settings = RelaySettings::new(Owner::new(format!("relay-{}", process::id()))?);
     (settings.window, settings.run) = (8, 4);
-    let mut relay = Relay::new(sender, Telling(publisher), settings, clock.now())?;
-    let mut run = || relay.run_until_idle(clock.now()).map_err(|error| error.to_string());
+    let mut relay = Relay::new(sender, Telling(publisher), settings, Moment::steady(clock.now()))?;
+    let mut run =
+        || relay.run_until_idle(Moment::steady(clock.now())).map_err(|error| error.to_string());
     while wait() {
         run()?;
     }

@@ -14,8 +14,8 @@ use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
     Body, Checked, CommitOrder, CommitRefused, Committed, Consumer, DeliveryPolicy, Draft, Dump,
     Event, EventId, EventRow, EventState, Fingerprint, Handled, Inbox, Load, Message, Millis,
-    OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Registered, Request, RunError,
-    Store, Stored, Table,
+    Moment, OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Registered, Request,
+    RunError, Store, Stored, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -267,7 +267,7 @@ where
         let mut settings = RelaySettings::new(Owner::new(format!("relay-{thread}")).unwrap());
         (settings.window, settings.run, settings.lease) = (6, 3, Duration::from_millis(500));
         settings.policy = patient();
-        let now = || Millis::new(clock.fetch_add(40, Ordering::Relaxed));
+        let now = || Moment::steady(Millis::new(clock.fetch_add(40, Ordering::Relaxed)));
         let mut relay = Relay::new(store, broker, settings, now()).unwrap();
         for _step in 0..60 {
             let _went_on = relay.step(now()).unwrap();
@@ -279,9 +279,10 @@ where
     let mut settings = RelaySettings::new(Owner::new("relay-last").unwrap());
     settings.policy = patient();
     settings.lease = settings.policy.backoff_cap;
-    let mut relay = Relay::new(store, broker, settings, Millis::new(10_000_000)).unwrap();
+    let begun = Moment::steady(Millis::new(10_000_000));
+    let mut relay = Relay::new(store, broker, settings, begun).unwrap();
     let last = (1..1_000)
-        .map(|hour| relay.run_until_idle(Millis::new(10_000_000 + hour * 3_600_000)).unwrap())
+        .map(|hour| relay.run_until_idle(begun + Duration::from_secs(hour * 3_600)).unwrap())
         .take_while(|_| store.view().unwrap().stats(Millis::new(0)).unwrap().all.pending > 0)
         .count();
     assert!(last < 998, "P3: something is never delivered");

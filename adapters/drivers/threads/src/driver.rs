@@ -6,7 +6,7 @@ use std::sync::Arc;
 use twobox::relay::host::{Report, guarded};
 use twobox::relay::{Action, Publisher, RelayMachine, Status};
 use twobox::store::{NoCall, drive};
-use twobox::{Millis, Store};
+use twobox::{Moment, Store};
 
 use crate::shared::{Answers, Mail, Shared};
 use crate::worker::Workers;
@@ -72,12 +72,12 @@ where
             self.machine.handle_wakeup(now);
         }
         if let Some(stop_by) = stop_by {
-            self.machine.handle_stop(now, stop_by.since(now));
+            self.machine.handle_stop(now, stop_by.saturating_sub(now.uptime));
         }
         self.replace_hung();
     }
 
-    fn hear_answers(&mut self, now: Millis, answers: Vec<Answers>) {
+    fn hear_answers(&mut self, now: Moment, answers: Vec<Answers>) {
         for (worker, answers) in answers {
             self.workers.ended(worker);
             for (ticket, published) in answers {
@@ -88,7 +88,7 @@ where
 
     /// The store has answered. What was published meanwhile is heard first: it is not overdue
     /// because the store was slow.
-    fn hear_after_store(&mut self) -> Millis {
+    fn hear_after_store(&mut self) -> Moment {
         let answers = self.shared.mailbox.take_answers();
         let now = self.shared.now();
         self.hear_answers(now, answers);

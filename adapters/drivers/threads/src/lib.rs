@@ -12,7 +12,7 @@
 //! use std::time::Duration;
 //!
 //! use twobox::relay::{Phase, Published, Publisher, RelaySettings};
-//! use twobox::{Draft, Message, Millis, Owner, Request, Store};
+//! use twobox::{Draft, Message, Millis, Moment, Owner, Request, Store};
 //! use twobox_memory::MemoryStore;
 //! use twobox_threads::RelayThread;
 //!
@@ -30,7 +30,7 @@
 //! let (sender, sent) = mpsc::channel();
 //! let publishers = repeat_with(move || Broker(sender.clone()));
 //! let settings = RelaySettings::new(Owner::new("relay-1")?);
-//! let relay = RelayThread::spawn(store.clone(), 2, publishers, settings, Millis::now)?;
+//! let relay = RelayThread::spawn(store.clone(), 2, publishers, settings, Moment::now)?;
 //! let waker = relay.waker();
 //!
 //! let request = Request::of("customer-7", "req-001", [("item", "notebook")])?;
@@ -56,7 +56,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use twobox::relay::{Publisher, RelayMachine, RelaySettings, Status};
-use twobox::{Invalid, Millis, Store};
+use twobox::{Invalid, Moment, Store};
 
 use driver::Driver;
 use shared::Shared;
@@ -90,7 +90,7 @@ pub enum SpawnError {
 impl RelayThread {
     /// Starts a relay from a store to a broker, with so many workers. Each worker is a thread with
     /// a publisher of its own, the first ones of `publishers`; each gets as many messages at a time
-    /// as it [wants](Publisher::batch). All times are those of `clock`: [`Millis::now`], or a
+    /// as it [wants](Publisher::batch). All times are those of `clock`: [`Moment::now`], or a
     /// function of your own (see [`Waker::clock_moved`]).
     ///
     /// A publisher that panics counts as failed for the events that it was called with, and is
@@ -108,7 +108,7 @@ impl RelayThread {
         workers: usize,
         publishers: I,
         settings: RelaySettings,
-        clock: impl Fn() -> Millis + Send + Sync + 'static,
+        clock: impl Fn() -> Moment + Send + Sync + 'static,
     ) -> Result<Self, SpawnError>
     where
         S: Store + Send + 'static,

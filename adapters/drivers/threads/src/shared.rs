@@ -7,27 +7,27 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use twobox::Millis;
+use twobox::Moment;
 use twobox::relay::host::stop_by;
 use twobox::relay::{Phase, Published, Status, Ticket};
 
 pub(crate) struct Shared {
     pub(crate) mailbox: Mailbox,
     pub(crate) board: Board,
-    clock: Box<dyn Fn() -> Millis + Send + Sync>,
+    clock: Box<dyn Fn() -> Moment + Send + Sync>,
 }
 
 impl Shared {
-    pub(crate) fn new(clock: Box<dyn Fn() -> Millis + Send + Sync>, status: Status) -> Self {
+    pub(crate) fn new(clock: Box<dyn Fn() -> Moment + Send + Sync>, status: Status) -> Self {
         Self { mailbox: Mailbox::default(), board: Board::new(status), clock }
     }
 
-    pub(crate) fn now(&self) -> Millis {
+    pub(crate) fn now(&self) -> Moment {
         (self.clock)()
     }
 
     pub(crate) fn request_stop(&self, patience: Duration) {
-        let until = self.now() + patience;
+        let until = self.now().uptime.saturating_add(patience);
         self.mailbox.post(|mail| mail.stop_by = Some(stop_by(mail.stop_by, until)));
     }
 }
@@ -47,7 +47,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Mail {
     pub(crate) woken: bool,
     pub(crate) clock_moved: bool,
-    pub(crate) stop_by: Option<Millis>,
+    /// An uptime.
+    pub(crate) stop_by: Option<Duration>,
     /// What calls have come to.
     pub(crate) answers: Vec<Answers>,
 }

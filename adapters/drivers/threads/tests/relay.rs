@@ -16,7 +16,7 @@ use std::time::Duration;
 use twobox::relay::{Counters, Phase, Published, Publisher, RelaySettings};
 use twobox::{
     Applied, Batch, Body, Claim, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, EventId,
-    EventState, Fingerprint, Handled, InProcess, Inbox, Load, Message, Millis, OrderId,
+    EventState, Fingerprint, Handled, InProcess, Inbox, Load, Message, Millis, Moment, OrderId,
     OrderingKey, OutboxRow, Owner, Query, Reader, Reason, Receipt, Request, Rows, Store,
     StoreError, Table, Tables, Transaction,
 };
@@ -95,7 +95,7 @@ impl Clock {
         let look = move || {
             let now = clock.now();
             seen.see(now.get());
-            now
+            Moment::steady(now)
         };
         let relay = RelayThread::spawn(store.clone(), workers, publishers, settings, look).unwrap();
         self.0.1.lock().unwrap().push((relay.waker(), weak));
@@ -745,12 +745,14 @@ fn a_wait_has_an_end() {
 fn what_makes_no_sense_is_refused() {
     let store = Arc::new(MemoryStore::new());
     let none: [Told; 0] = [];
-    let refused =
-        RelayThread::spawn(store.clone(), 1, none, settings("relay-1"), || Millis::new(1))
-            .unwrap_err();
+    let refused = RelayThread::spawn(store.clone(), 1, none, settings("relay-1"), || {
+        Moment::steady(Millis::new(1))
+    })
+    .unwrap_err();
     assert!(matches!(refused, SpawnError::NoPublisher), "{refused}");
     let wrong = RelaySettings { window: 0, ..settings("relay-1") };
-    let refused = RelayThread::spawn(store, 1, told(1).0, wrong, || Millis::new(1)).unwrap_err();
+    let refused = RelayThread::spawn(store, 1, told(1).0, wrong, || Moment::steady(Millis::new(1)))
+        .unwrap_err();
     assert!(matches!(refused, SpawnError::Settings(_)), "{refused}");
 }
 

@@ -18,7 +18,7 @@ use twobox::relay::{
 };
 use twobox::store::NoCall;
 use twobox::store::asynchronous::{AsyncStore, drive};
-use twobox::{Checked, LeaseRef, Millis, Reason, Renewed};
+use twobox::{Checked, LeaseRef, Moment, Reason, Renewed};
 
 use crate::Control;
 
@@ -116,7 +116,7 @@ where
                     self.hear_published();
                     if let Some(stop_by) = *stop.borrow_and_update() {
                         let now = self.now();
-                        self.machine.handle_stop(now, stop_by.since(now));
+                        self.machine.handle_stop(now, stop_by.saturating_sub(now.uptime));
                     }
                 }
                 Some(step) = self.steps.join_next() => {
@@ -210,7 +210,7 @@ where
         }
     }
 
-    fn now(&self) -> Millis {
+    fn now(&self) -> Moment {
         self.control.now()
     }
 

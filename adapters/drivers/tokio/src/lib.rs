@@ -13,7 +13,7 @@
 //! use tokio::sync::mpsc;
 //! use twobox::relay::{AsyncPublisher, Phase, Published, RelaySettings};
 //! use twobox::store::asynchronous::AsyncStore;
-//! use twobox::{Draft, Message, Millis, Owner, Reason, Request};
+//! use twobox::{Draft, Message, Millis, Moment, Owner, Reason, Request};
 //! use twobox_memory::MemoryStore;
 //! use twobox_tokio::{Blocking, RelayTask};
 //!
@@ -36,7 +36,7 @@
 //! let store = Blocking::new(MemoryStore::new());
 //! let (sender, mut sent) = mpsc::channel(8);
 //! let settings = RelaySettings::new(Owner::new("relay-1")?);
-//! let relay = RelayTask::spawn(store.clone(), Broker(sender), settings, Millis::now)?;
+//! let relay = RelayTask::spawn(store.clone(), Broker(sender), settings, Moment::now)?;
 //! let waker = relay.waker();
 //!
 //! let request = Request::of("customer-7", "req-001", [("item", "notebook")])?;
@@ -64,27 +64,28 @@ use tokio::time::Instant;
 use twobox::relay::host::stop_by;
 use twobox::relay::{AsyncPublisher, RelayMachine, RelaySettings, Status};
 use twobox::store::asynchronous::AsyncStore;
-use twobox::{Invalid, Millis};
+use twobox::{Invalid, Millis, Moment};
 
 pub use blocking::{Blocking, BlockingError, BlockingTransaction, BlockingView, ThreadEnded};
 
 use driver::Driver;
 
-/// A clock that shows `start` now and follows tokio's time, also while that is paused. For tests.
-pub fn tokio_clock(start: Millis) -> impl Fn() -> Millis + Clone + Send + Sync + 'static {
+/// Clocks that show `start` now and follow tokio's time, also while that is paused. For tests.
+pub fn tokio_clock(start: Millis) -> impl Fn() -> Moment + Clone + Send + Sync + 'static {
     let began = Instant::now();
-    move || start + began.elapsed()
+    move || Moment::steady(start) + began.elapsed()
 }
 
 /// What a relay is told from outside of its task.
 struct Control {
     wake: Notify,
-    stop_by: watch::Sender<Option<Millis>>,
-    clock: Box<dyn Fn() -> Millis + Send + Sync>,
+    /// An uptime.
+    stop_by: watch::Sender<Option<Duration>>,
+    clock: Box<dyn Fn() -> Moment + Send + Sync>,
 }
 
 impl Control {
-    fn now(&self) -> Millis {
+    fn now(&self) -> Moment {
         (self.clock)()
     }
 }
@@ -101,7 +102,7 @@ impl RelayTask {
     /// Starts a relay from a store to a publisher, in the runtime of the caller. Each call of the
     /// publisher is a task of its own, with as many messages as it [wants](AsyncPublisher::batch),
     /// and at most [`RelaySettings::publishes`] run at once. One that is overdue is dropped. All
-    /// times are those of `clock`: [`Millis::now`], or in a test [`tokio_clock`].
+    /// times are those of `clock`: [`Moment::now`], or in a test [`tokio_clock`].
     ///
     /// A publisher that panics counts as failed for the events that it was called with.
     ///
@@ -116,7 +117,7 @@ impl RelayTask {
         store: S,
         publisher: P,
         settings: RelaySettings,
-        clock: impl Fn() -> Millis + Send + Sync + 'static,
+        clock: impl Fn() -> Moment + Send + Sync + 'static,
     ) -> Result<Self, Invalid>
     where
         S: AsyncStore + Send + Sync + 'static,
@@ -164,7 +165,7 @@ impl RelayTask {
     /// `patience`; then it drops and releases that too, without counting a failure. That may have
     /// reached the broker, so it may arrive twice (P9). Of several calls the least patient counts.
     pub fn request_stop(&self, patience: Duration) {
-        let until = self.control.now() + patience;
+        let until = self.control.now().uptime.saturating_add(patience);
         self.control.stop_by.send_modify(|there| *there = Some(stop_by(*there, until)));
     }
 

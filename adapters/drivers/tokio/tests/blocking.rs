@@ -17,8 +17,8 @@ use twobox::store::asynchronous::{
     AsyncLoad, AsyncReader, AsyncStore, AsyncTables, AsyncTransaction, drive, write,
 };
 use twobox::{
-    Applied, Batch, Body, CommitOrder, Draft, End, Fingerprint, Key, Load, Millis, OrderId, Owner,
-    ParametersDiffer, Query, Reader, Register, Registered, Request, Rows, RunError, Store,
+    Applied, Batch, Body, CommitOrder, Draft, End, Fingerprint, Key, Load, Millis, Moment, OrderId,
+    Owner, ParametersDiffer, Query, Reader, Register, Registered, Request, Rows, RunError, Store,
     StoreError, Table, Tables, Transaction,
 };
 use twobox_memory::MemoryStore;
@@ -152,18 +152,20 @@ async fn what_belongs_together_goes_in_one_trip() {
     assert_eq!(loaded.expect("a question is one trip").unwrap().rows.len(), 1);
 
     let settings = RelaySettings::new(Owner::new("relay-1").unwrap());
-    let (mut machine, mut exchanges) = (RelayMachine::new(settings, NOW).unwrap(), 0);
+    let (mut machine, mut exchanges) =
+        (RelayMachine::new(settings, Moment::steady(NOW)).unwrap(), 0);
     while let Some(action) = machine.poll_action() {
         match action {
             Action::Exchange(exchange) => {
                 let settings = machine.settings().clone();
                 let flow = exchange.flow(&settings, NOW, Blocking::<MemoryStore>::WRITES_FIRST);
                 let exchanged = polled(&mut Box::pin(drive(&store, flow, NoCall)), 3).await;
-                machine.handle_exchanged(NOW, exchanged.expect("two trips").unwrap());
+                machine
+                    .handle_exchanged(Moment::steady(NOW), exchanged.expect("two trips").unwrap());
                 exchanges += 1;
             }
             Action::Publish(tickets) => tickets.iter().for_each(|ticket| {
-                machine.handle_published(NOW, ticket, Published::Confirmed);
+                machine.handle_published(Moment::steady(NOW), ticket, Published::Confirmed);
             }),
             Action::Renew(_) | Action::BreakOff(_) | Action::GiveUp(_) => {
                 panic!("no lease is half over, and nothing is overdue")

@@ -22,8 +22,8 @@ use twobox::store::asynchronous::{
 use twobox::{
     Applied, AsyncHandler, Batch, Body, Checked, Claim, CommitOrder, Consumer, DeliveryPolicy,
     Draft, Dump, EventId, EventState, Fingerprint, Handled, InProcess, Inbox, Load, Message,
-    Millis, OrderId, OrderingKey, OutboxRow, Owner, Query, Reader, Reason, Receipt, Request, Rows,
-    Settle, Store, StoreError, Table, Tables, Transaction,
+    Millis, Moment, OrderId, OrderingKey, OutboxRow, Owner, Query, Reader, Reason, Receipt,
+    Request, Rows, Settle, Store, StoreError, Table, Tables, Transaction,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -194,7 +194,7 @@ async fn in_order<S: Store<Error: Send> + Send + Sync + 'static>(
     .unwrap();
     let (clock, waker) = (tokio_clock(START), relay.waker());
     for n in 0..events {
-        let now = clock();
+        let now = clock().wall;
         store.call(move |store| commit(store, n, n % lanes, now)).await.unwrap();
         waker.wake();
     }
@@ -291,7 +291,7 @@ async fn two_relays<S: Store<Error: Send> + Send + Sync + 'static>(
     });
     let clock = tokio_clock(START);
     for n in 0..events {
-        let now = clock();
+        let now = clock().wall;
         store.call(move |store| commit(store, n, n % 5, now)).await.unwrap();
         relays.iter().for_each(|relay| relay.waker().wake());
     }
@@ -323,6 +323,30 @@ async fn two_relays_apply_each_event_once() {
 #[tokio::test(start_paused = true)]
 async fn two_relays_apply_each_event_once_on_redb() {
     two_relays(redb(), redb(), 20).await;
+}
+
+/// F37: the time of day is set a year ahead and back, again and again, while a publish takes as long
+/// as ten leases: the lease is renewed in time, and no interval drifts.
+#[tokio::test(start_paused = true)]
+async fn f37_a_relay_whose_clock_is_set() {
+    let (store, (publisher, mut asks)) = (memory(), told());
+    let steady = tokio_clock(START);
+    let clock = move || {
+        let now = steady();
+        let year = Duration::from_secs(31_536_000);
+        let jumps = now.uptime.as_millis() % 7 == 3;
+        Moment { wall: if jumps { now.wall + year } else { now.wall }, ..now }
+    };
+    commit(&**store.store(), 1, 1, START);
+    let relay = RelayTask::spawn(store.clone(), publisher, settings("relay-1"), clock).unwrap();
+    let began = Instant::now();
+    let (_, answer) = asks.next().await;
+    sleep(LEASE * 10).await;
+    answer.send(Published::Confirmed).unwrap();
+    let end = relay.wait_for(|status| status.counters.confirmed == 1).await;
+    assert!(began.elapsed() < LEASE * 10 + Duration::from_secs(1));
+    assert_eq!((end.counters.published, end.counters.stale, end.counters.short), (1, 0, 0));
+    assert_eq!(relay.stop(LEASE).await.error, None);
 }
 
 /// Not a matter of paused time or of one thread.
@@ -491,10 +515,10 @@ async fn a_wakeup_delivers_without_waiting_for_the_poll() {
     let (clock, waker, began) = (tokio_clock(START), relay.waker(), Instant::now());
     store.set_delay(Duration::from_millis(500));
     for n in 0..50 {
-        commit(&*store.inner, n, n, clock());
+        commit(&*store.inner, n, n, clock().wall);
         waker.wake();
         sleep(Duration::from_millis(100 * (n as u64 % 9))).await;
-        commit(&*store.inner, n + 100, n + 100, clock());
+        commit(&*store.inner, n + 100, n + 100, clock().wall);
         waker.wake();
         let both = BTreeSet::from([asks.confirm().await, asks.confirm().await]);
         assert_eq!(both, BTreeSet::from([format!("e{n}"), format!("e{}", n + 100)]));
@@ -512,7 +536,7 @@ async fn the_poll_finds_what_nobody_has_announced() {
     let clock = tokio_clock(START);
     for n in 0..5 {
         sleep(LEASE * 2).await;
-        commit(&**store.store(), n, n, clock());
+        commit(&**store.store(), n, n, clock().wall);
         let began = Instant::now();
         assert_eq!(asks.confirm().await, format!("e{n}"));
         assert!(began.elapsed() <= LEASE + Duration::from_millis(10), "{:?}", began.elapsed());
@@ -657,7 +681,7 @@ async fn a_store_that_fails_is_waited_for() {
         let (id, answer) = asks.next().await;
         assert_eq!(id, "e1", "{fault:?}");
         store.set(Some(fault));
-        commit(&*inner, 2, 2, clock());
+        commit(&*inner, 2, 2, clock().wall);
         relay.waker().wake();
         answer.send(Published::Confirmed).unwrap();
         let away =
@@ -673,7 +697,7 @@ async fn a_store_that_fails_is_waited_for() {
             "{fault:?}: it does not rest, or tries no more: {failures}"
         );
         store.set(None);
-        commit(&*inner, 3, 3, clock());
+        commit(&*inner, 3, 3, clock().wall);
         // What was confirmed while the store was away may come again (P9), what took unnoticed ends
         // with its lease.
         let began = Instant::now();

@@ -14,7 +14,7 @@ use std::time::Duration;
 use twobox::relay::{Relay, RelaySettings};
 use twobox::{
     Body, CommitOrder, Consumer, DeliveryPolicy, Draft, Fingerprint, Handled, InProcess, Inbox,
-    Message, Millis, OrderId, Owner, Request, Retention, RunError, Store,
+    Message, Millis, Moment, OrderId, Owner, Request, Retention, RunError, Store,
 };
 use twobox_redb::RedbStore;
 use twobox_speed::report::Data;
@@ -58,7 +58,7 @@ fn main() {
     };
     let inbox = Inbox::new(&store, Consumer::new("loyalty").unwrap());
     let publisher = InProcess::new(inbox, |_, _: &Message| Ok::<_, Infallible>(Handled::Done));
-    let mut relay = Relay::new(&store, publisher, settings, now).unwrap();
+    let mut relay = Relay::new(&store, publisher, settings, Moment::steady(now)).unwrap();
     for batch in 0..orders.div_ceil(BATCH) {
         let placed = store.write(now, |tx| {
             (batch * BATCH..(batch + 1) * BATCH).try_for_each(|n| {
@@ -83,7 +83,7 @@ fn main() {
             })
         });
         placed.map_err(RunError::flatten).unwrap();
-        let confirmed = relay.run_until_idle(now).unwrap().confirmed;
+        let confirmed = relay.run_until_idle(Moment::steady(now)).unwrap().confirmed;
         assert_eq!(confirmed, (batch + 1) * BATCH, "everything is delivered");
         now = now + TICK;
         if batch % PURGE_EVERY == PURGE_EVERY - 1 {

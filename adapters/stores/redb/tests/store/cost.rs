@@ -10,8 +10,8 @@ use twobox::relay::{Relay, RelaySettings};
 use twobox::{
     Body, Checked, Claim, Claimed, CommitOrder, Consumer, DeliveryPolicy, Digest, Draft, Event,
     EventRow, EventType, Fingerprint, Handled, Headers, InProcess, Inbox, InboxRow, InboxState,
-    LaneRow, Leased, Message, OrderId, OrderRow, Owner, PlacedOrder, Receive, Record, Register,
-    Request, RequestKey, RequestRow, RunError, Settle, Store,
+    LaneRow, Leased, Message, Moment, OrderId, OrderRow, Owner, PlacedOrder, Receive, Record,
+    Register, Request, RequestKey, RequestRow, RunError, Settle, Store,
 };
 use twobox_redb::{RedbOptions, RedbStore};
 
@@ -79,9 +79,9 @@ fn deliveries_cost_a_sync_a_batch_on_each_side() {
         };
         let inbox = Inbox::new(&loyalty, Consumer::new("loyalty").unwrap());
         let publisher = InProcess::new(inbox, |_, _: &Message| Ok::<_, Infallible>(Handled::Done));
-        let mut relay = Relay::new(&shop, publisher, settings, NOW).unwrap();
-        let ((confirmed, received), sent) =
-            sender.of(|| receiver.of(|| relay.run_until_idle(NOW).unwrap().confirmed));
+        let mut relay = Relay::new(&shop, publisher, settings, Moment::steady(NOW)).unwrap();
+        let ((confirmed, received), sent) = sender
+            .of(|| receiver.of(|| relay.run_until_idle(Moment::steady(NOW)).unwrap().confirmed));
         assert_eq!(confirmed, events as u64);
         assert_eq!(
             (sent.syncs, received.syncs),
@@ -89,7 +89,7 @@ fn deliveries_cost_a_sync_a_batch_on_each_side() {
             "{events} events in batches of {batch}"
         );
         // Nothing to do costs nothing.
-        let (_, idle) = sender.of(|| relay.run_until_idle(NOW).unwrap());
+        let (_, idle) = sender.of(|| relay.run_until_idle(Moment::steady(NOW)).unwrap());
         assert_eq!(idle.syncs, 0);
     }
 }
@@ -113,9 +113,9 @@ fn deliveries_that_are_not_synced_come_again_after_a_power_cut() {
             run: 1,
             ..RelaySettings::new(Owner::new("relay-1").unwrap())
         };
-        let confirmed = Relay::new(shop, publisher, settings, NOW)
+        let confirmed = Relay::new(shop, publisher, settings, Moment::steady(NOW))
             .unwrap()
-            .run_until_idle(NOW)
+            .run_until_idle(Moment::steady(NOW))
             .unwrap()
             .confirmed;
         (confirmed, handled)
@@ -145,8 +145,9 @@ fn deliveries_that_are_not_synced_cost_no_sync() {
     let publisher = InProcess::new(inbox, |_, _: &Message| Ok::<_, Infallible>(Handled::Done));
     let settings =
         RelaySettings { window: 16, run: 1, ..RelaySettings::new(Owner::new("relay-1").unwrap()) };
-    let mut relay = Relay::new(&shop, publisher, settings, NOW).unwrap();
-    let (confirmed, counts) = sender.of(|| relay.run_until_idle(NOW).unwrap().confirmed);
+    let mut relay = Relay::new(&shop, publisher, settings, Moment::steady(NOW)).unwrap();
+    let (confirmed, counts) =
+        sender.of(|| relay.run_until_idle(Moment::steady(NOW)).unwrap().confirmed);
     assert_eq!((confirmed, counts.syncs), (64, 0));
     let ((), counts) = sender.of(|| place(&shop, 64..65));
     assert_eq!(counts.syncs, 1);
