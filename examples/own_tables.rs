@@ -28,7 +28,7 @@ fn main() -> Result<(), Failure> {
 pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
     let dir = tempfile::tempdir()?;
     let store = RedbStore::create(dir.path().join("shop.redb"))?;
-    let tx = store.database().begin_write()?;
+    let tx = store.database()?.begin_write()?;
     tx.open_table(STOCK)?.insert("notebook", 3)?;
     tx.commit()?;
     let now = Millis::new(1_000);
@@ -72,7 +72,7 @@ fn sell_in_your_transaction(
     now: Millis,
 ) -> Result<(), Failure> {
     let request = request(id, quantity)?;
-    let tx = store.database().begin_write()?;
+    let tx = store.database()?.begin_write()?;
     Lent::new(&tx)?.run(order(&request)?, now)?;
     take_from_stock(&tx, quantity)?;
     tx.commit()?;
@@ -113,7 +113,7 @@ fn refused(out: &mut impl Write, result: Result<(), Failure>) -> Result<(), Fail
 
 fn figures(store: &RedbStore) -> Result<String, Failure> {
     let stock = store
-        .database()
+        .database()?
         .begin_read()?
         .open_table(STOCK)?
         .get("notebook")?

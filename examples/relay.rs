@@ -71,7 +71,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Failure> {
             message.event.id, message.event.order
         )?;
     }
-    let points = loyalty.database().begin_read()?.open_table(POINTS)?;
+    let points = loyalty.database()?.begin_read()?.open_table(POINTS)?;
     for row in points.iter()? {
         let (user, points) = row?;
         writeln!(out, "user {} has {} points", user.value(), points.value())?;

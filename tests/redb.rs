@@ -132,7 +132,7 @@ impl OnBytes {
         key: &[u8],
         change: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Self, String> {
-        let tx = self.store.database().begin_write().unwrap();
+        let tx = self.store.database().unwrap().begin_write().unwrap();
         {
             let mut table = tx.open_table(Kept::new(table)).unwrap();
             let mut value = table.get(key).unwrap().unwrap().value().to_vec();

@@ -350,7 +350,7 @@ fn in_redb(
             }
         }
         Way::Lent | Way::LentEach => {
-            let tx = store.database().begin_write().unwrap();
+            let tx = store.database().unwrap().begin_write().unwrap();
             let mut lent = Lent::new(&tx).unwrap();
             for step in steps {
                 if let Step::HandOut = step {

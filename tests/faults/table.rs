@@ -5,12 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Where tests of faults are: here, and what only the core or a driver can show.
-const FOLDERS: [&str; 4] = [
+/// Where tests of faults are: here, and what only the core, a driver or a store can show.
+const FOLDERS: [&str; 6] = [
     "tests/faults",
     "tests/core",
     "adapters/drivers/threads/tests",
     "adapters/drivers/tokio/tests",
+    "adapters/stores/redb/tests/store",
+    "tests/reliability/tests",
 ];
 
 /// The names of the tests in the sources of these folders.

@@ -68,7 +68,15 @@ impl Contender for WithTwobox {
 
     fn applied(&self) -> u64 {
         const INBOX: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("twobox_inbox");
-        self.store.database().begin_read().unwrap().open_table(INBOX).unwrap().len().unwrap()
+        self.store
+            .database()
+            .unwrap()
+            .begin_read()
+            .unwrap()
+            .open_table(INBOX)
+            .unwrap()
+            .len()
+            .unwrap()
     }
 
     fn syncs(&self) -> Option<u64> {

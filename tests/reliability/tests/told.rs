@@ -188,6 +188,7 @@ fn check(store: &RedbStore, told: &[Fact]) -> Vec<Stored> {
     let rows = tables::check(&mut store.view().unwrap()).unwrap();
     let counted = store
         .database()
+        .unwrap()
         .begin_read()
         .unwrap()
         .open_table(YOURS)

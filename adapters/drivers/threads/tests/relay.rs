@@ -8,11 +8,13 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
+use redb::StorageBackend;
 use twobox::relay::{Counters, Phase, Published, Publisher, RelaySettings};
 use twobox::{
     Applied, Batch, Body, Claim, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, EventId,
@@ -21,7 +23,7 @@ use twobox::{
     StoreError, Table, Tables, Transaction,
 };
 use twobox_memory::MemoryStore;
-use twobox_redb::RedbStore;
+use twobox_redb::{RedbOptions, RedbStore};
 use twobox_threads::{RelayThread, SpawnError, Waker};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -124,9 +126,13 @@ fn key_of(lane: usize) -> OrderingKey {
 
 /// Commits an event; its id is `e{n}`.
 fn commit<S: Store>(store: &S, n: usize, lane: usize, now: Millis) {
+    commit_body(store, n, lane, n.to_string(), now);
+}
+
+fn commit_body<S: Store>(store: &S, n: usize, lane: usize, body: String, now: Millis) {
     let request =
         Request::new("test", format!("req-{n}"), Fingerprint::of([("n", n.to_string())])).unwrap();
-    let body = Body::text(n.to_string()).unwrap();
+    let body = Body::text(body).unwrap();
     let event =
         Draft::new("happened", body.clone()).unwrap().id(EventId::new(format!("e{n}")).unwrap());
     let order = OrderId::new(format!("order-{n}")).unwrap();
@@ -1017,4 +1023,115 @@ fn f25_a_slow_store_makes_nothing_overdue() {
         relay.stop(Duration::ZERO).counters.overdue
     });
     assert!(overdue.into_iter().any(|overdue| overdue == 0), "the answer was not heard");
+}
+
+/// A storage in memory of which one call fails, and then all is well again.
+#[derive(Debug, Clone, Default)]
+struct FailsOnce(Arc<(redb::backends::InMemoryBackend, Mutex<Option<Call>>)>);
+
+/// A kind of call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Read,
+    Write,
+    Sync,
+}
+
+impl FailsOnce {
+    /// The next call of this kind fails.
+    fn fail(&self, call: Call) {
+        *self.0.1.lock().unwrap() = Some(call);
+    }
+
+    /// Whether it has.
+    fn has_failed(&self) -> bool {
+        self.0.1.lock().unwrap().is_none()
+    }
+
+    fn may_fail(&self, call: Call) -> io::Result<()> {
+        match self.0.1.lock().unwrap().take_if(|fails| *fails == call) {
+            Some(_) => Err(io::Error::other("the disk is gone")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl StorageBackend for FailsOnce {
+    fn len(&self) -> io::Result<u64> {
+        self.0.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.may_fail(Call::Read)?;
+        StorageBackend::read(&self.0.0, offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.may_fail(Call::Sync)?;
+        self.0.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.may_fail(Call::Write)?;
+        StorageBackend::write(&self.0.0, offset, data)
+    }
+}
+
+/// P3: a call of the disk fails once while a relay settles, and the disk is well again: the relay
+/// waits for the store, and goes on by itself.
+#[test]
+fn f31_a_relay_goes_on_when_the_disk_is_well_again() {
+    for call in [Call::Read, Call::Write, Call::Sync] {
+        let (clock, disk) = (Clock::default(), FailsOnce::default());
+        // With next to no cache it reads much; with enough, it writes in commits alone.
+        let cache = if call == Call::Read { 16 << 10 } else { 1 << 20 };
+        let options = RedbOptions::new().cache_bytes(cache);
+        let store = Arc::new(options.create_on(disk.clone()).unwrap());
+        let (publishers, asked, answer) = told(1);
+        (0..20).for_each(|n| commit_body(&*store, n, n, "x".repeat(5_000), clock.now()));
+        let relay = clock.relay(&store, publishers, settings("relay-1"));
+        assert!(asked.recv().is_ok());
+        disk.fail(call);
+        answer.send(Published::Confirmed).unwrap();
+        (0..60).for_each(|_| answer.send(Published::Confirmed).unwrap());
+        let failed = relay.wait_for(|status| status.counters.store_failures > 0);
+        assert!(disk.has_failed() && failed.error.is_some(), "{call:?}: {failed:?}");
+        for _ in 0..100 {
+            clock.advance(LEASE);
+            if outbox(&*store).is_empty() {
+                break;
+            }
+        }
+        assert!(outbox(&*store).is_empty(), "{call:?}: {:?}", relay.status());
+        let end = relay.stop(LEASE);
+        assert_eq!((end.phase, end.error), (Phase::Stopped, None), "{call:?}");
+    }
+}
+
+/// What cannot be repaired is a phase with its error.
+#[test]
+fn f31_what_cannot_be_repaired_is_a_phase_with_its_error() {
+    let (clock, disk) = (Clock::default(), FailsOnce::default());
+    let store = Arc::new(RedbStore::create_on(disk.clone()).unwrap());
+    (0..2).for_each(|n| commit(&*store, n, n, clock.now()));
+    let (publishers, asked, answer) = told(1);
+    let relay = clock.relay(&store, publishers, settings("relay-1"));
+    assert!(asked.recv().is_ok());
+    disk.fail(Call::Sync);
+    // Whoever opens it again finds other bytes.
+    let spoilt = vec![0; usize::try_from(disk.len().unwrap()).unwrap()];
+    StorageBackend::write(&disk.0.0, 0, &spoilt).unwrap();
+    (0..4).for_each(|_| answer.send(Published::Confirmed).unwrap());
+    relay.wait_for(|status| status.counters.store_failures > 0);
+    for _ in 0..10 {
+        clock.advance(LEASE);
+    }
+    let status = relay.wait_for(|status| status.counters.store_failures > 2);
+    assert_eq!(status.phase, Phase::StoreAway);
+    let error = status.error.unwrap().to_string();
+    assert!(error.contains("damaged") || error.contains("not a redb file"), "{error}");
 }

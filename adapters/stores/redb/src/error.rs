@@ -28,6 +28,17 @@ pub(crate) fn beyond_the_end() -> StorageFailure {
     StorageFailure::Other("the storage ends before that".into())
 }
 
+/// A change of a storage by a fork of the process that has opened it.
+#[cfg(feature = "std")]
+pub(crate) fn of_another_process() -> StorageFailure {
+    std::io::Error::other("another process has opened this storage")
+}
+
+#[cfg(not(feature = "std"))]
+pub(crate) fn of_another_process() -> StorageFailure {
+    StorageFailure::Other("another process has opened this storage".into())
+}
+
 /// Why a store could not be opened, read or written. Errors of opening leave the file as it was,
 /// byte for byte.
 ///
@@ -132,14 +143,35 @@ pub enum RedbError {
     },
     /// Reading or writing failed.
     #[error(
-        "reading or writing the database failed: {0}; see to the disk, then close the store and open it again"
+        "reading or writing the database failed: {0}; see to the disk. The store opens the database again by itself"
     )]
     Io(#[source] Arc<StorageFailure>),
-    /// redb stopped after an earlier failure.
+    /// redb stopped after an earlier failure. The store opens the database again by itself when the
+    /// next transaction or view begins; this is for those that were open.
     #[error(
-        "the database stopped after an earlier failure; close the store and open it again. What was committed is safe"
+        "the database stopped after an earlier failure; begin the transaction or the view again. What was committed is safe"
     )]
     Stopped,
+    /// A database that is the user's stopped after an earlier failure, and cannot be opened again
+    /// from here.
+    #[error(
+        "the database that was given to RedbStore::with_database stopped after an earlier failure; open it again and make a new store of it. What was committed is safe"
+    )]
+    StoppedLent,
+    /// The database stopped after an earlier failure, and somebody still holds it.
+    #[error(
+        "the database stopped after an earlier failure, and is opened again once nobody holds it: end its open write transactions, and drop what RedbStore::database gave. What was committed is safe"
+    )]
+    StillHeld,
+    /// Another process has opened this store, and this one is a fork of it.
+    #[cfg(feature = "std")]
+    #[error(
+        "the store was opened by process {opened_by}, of which this one is a fork, and nothing was done; open the file anew in the process that uses it, after that one has closed it"
+    )]
+    OtherProcess {
+        /// The process that opened it.
+        opened_by: u32,
+    },
     /// The transaction is broken by an earlier error.
     #[error(
         "an earlier error has left this transaction half written; nothing of it was committed: begin it again"

@@ -30,7 +30,7 @@
 //!     Ok(tx.run(&order)?)
 //! }).map_err(|error| error.to_string())?;
 //! assert!(!placed.repeated);
-//! assert_eq!(store.database().begin_read()?.open_table(STOCK)?.get("notebook")?.unwrap().value(), 39);
+//! assert_eq!(store.database()?.begin_read()?.open_table(STOCK)?.get("notebook")?.unwrap().value(), 39);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -82,10 +82,13 @@
 
 extern crate alloc;
 
+mod database;
 mod error;
 #[cfg(feature = "std")]
 mod group;
+mod lock;
 mod open;
+mod process;
 mod tables;
 mod trial;
 
@@ -106,15 +109,24 @@ use {core::convert::Infallible, redb::ReadOnlyDatabase, twobox::End, twobox::Run
 pub use error::RedbError;
 pub use open::RedbOptions;
 
+use database::Home;
 use error::shielded;
 #[cfg(feature = "std")]
 use group::Group;
 use tables::Opened;
 
 /// A store in a redb database.
+///
+/// After an error of the disk, redb does no more with a database that is open. The store opens the
+/// file or the storage again, with the repair that it needs, when the next transaction or view
+/// begins; if that fails, it answers with the error, and tries again the next time (F31). This
+/// needs the database to be held by nobody else, see [`RedbError::StillHeld`]; one that was given
+/// to [`RedbStore::with_database`] stays as it is, see [`RedbError::StoppedLent`]. Views and
+/// transactions that were open answer with [`RedbError::Stopped`], and a commit that failed is
+/// unknown as always. After a sync that failed, all of the file is written and synced once more.
 #[derive(Debug)]
 pub struct RedbStore {
-    database: Arc<Database>,
+    home: Home,
     sync_deliveries: bool,
     #[cfg(feature = "std")]
     group: Group,
@@ -183,10 +195,14 @@ impl RedbStore {
         RedbOptions::new().with_database(database)
     }
 
-    /// The database, for the user's own tables, and for all that redb can do with it.
-    #[must_use]
-    pub fn database(&self) -> &Arc<Database> {
-        &self.database
+    /// The database, for the user's own tables, and for all that redb can do with it. Do not keep
+    /// it: as long as it is held, it cannot be opened again after a failure of the disk.
+    ///
+    /// # Errors
+    ///
+    /// Why it could not be opened again, after it has failed.
+    pub fn database(&self) -> Result<Arc<Database>, RedbError> {
+        self.home.get()
     }
 
     /// Closes the database, unless others hold it. To drop the store does the same and says nothing
@@ -196,7 +212,8 @@ impl RedbStore {
     ///
     /// What redb says. What was committed is there all the same.
     pub fn close(self) -> Result<(), RedbError> {
-        match Arc::into_inner(self.database) {
+        self.home.check_process()?;
+        match self.home.into_inner() {
             Some(database) => Ok(database.close()?),
             None => Ok(()),
         }
@@ -208,7 +225,8 @@ impl Reader for RedbStore {
     type View<'a> = RedbView;
 
     fn view(&self) -> Result<RedbView, RedbError> {
-        Ok(RedbView { tx: self.database.begin_read()? })
+        let tx = self.home.begin(|database| Ok(database.begin_read()?))?;
+        Ok(RedbView { tx })
     }
 }
 
@@ -216,7 +234,7 @@ impl Store for RedbStore {
     type Tx<'a> = RedbTransaction;
 
     fn begin(&self) -> Result<RedbTransaction, RedbError> {
-        RedbTransaction::begin(&self.database, self.sync_deliveries)
+        self.home.begin(|database| RedbTransaction::begin(database, self.sync_deliveries))
     }
 
     #[cfg(feature = "std")]
@@ -226,6 +244,8 @@ impl Store for RedbStore {
         &self,
         work: impl FnMut(&mut RedbTransaction) -> End<R>,
     ) -> Result<R, RunError<RedbError, Infallible>> {
+        // Before the lock of the group, which nobody gives back in a fork.
+        self.home.check_process().map_err(RunError::Store)?;
         self.group.transact(&|| self.begin(), work)
     }
 }
@@ -480,7 +500,7 @@ macro_rules! debug_by_name {
     )*};
 }
 
-debug_by_name!(RedbView, RedbTransaction, Lent<'_>);
+debug_by_name!(Home, RedbView, RedbTransaction, Lent<'_>);
 #[cfg(feature = "std")]
 debug_by_name!(Group, RedbReader);
 

@@ -1,6 +1,7 @@
 //! Creating and opening: how a file becomes a store, and how everything else is refused without
 //! being changed.
 
+use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 #[cfg(feature = "std")]
@@ -16,6 +17,7 @@ use {
 
 use redb::{Builder, ConcurrencyMode, Database, ReadableDatabase, StorageBackend};
 
+use crate::database::{Home, Open, Unsynced};
 use crate::error::{RedbError, shielded};
 #[cfg(feature = "std")]
 use crate::group::Group;
@@ -139,13 +141,19 @@ impl RedbOptions {
 
     /// Opens a store.
     ///
+    /// When the disk has failed, the store opens the file of this path again by itself; see
+    /// [`RedbStore`].
+    ///
     /// # Errors
     ///
     /// [`RedbError`]. The file is then as it was before, byte for byte.
     pub fn open(self, path: impl AsRef<Path>) -> Result<RedbStore, RedbError> {
-        let path = path.as_ref();
-        let file = open_file(path, File::options().read(true).write(true))?;
-        self.open_storage(FileBackend::new(file)?, &path.display().to_string())
+        let path = path.as_ref().to_path_buf();
+        self.own(move |unsynced| {
+            let file = open_file(&path, File::options().read(true).write(true))?;
+            let place = path.display().to_string();
+            self.open_storage(&Arc::new(FileBackend::new(file)?), &place, unsynced)
+        })
     }
 
     /// Opens the store at this path, or creates it.
@@ -200,7 +208,12 @@ impl RedbOptions {
         if storage.len()? > 0 {
             return Err(RedbError::AlreadyExists { place: "the storage".to_string() });
         }
-        self.with_database(self.builder().create_with_backend(storage)?)
+        let storage = Arc::new(storage);
+        let trial = Trial::accepted(storage.clone());
+        let database = Arc::new(self.builder().create_with_backend(trial.clone())?);
+        prepare(&database)?;
+        let again = self.again_on(storage);
+        Ok(self.over(Home::own((database, trial.health()), Box::new(again))))
     }
 
     /// The store in a database that is open already, of which these options set
@@ -213,46 +226,60 @@ impl RedbOptions {
     /// [`RedbError::UnknownFormat`], or what redb says.
     pub fn with_database(self, database: impl Into<Arc<Database>>) -> Result<RedbStore, RedbError> {
         let database = database.into();
-        shielded(|| match tables::check(&database.begin_read()?) {
-            Err(RedbError::NotTwobox) => {
-                let tx = database.begin_write()?;
-                tables::prepare(&tx)?;
-                Ok(tx.commit()?)
-            }
-            checked => checked,
-        })?;
-        Ok(self.over(database))
+        prepare(&database)?;
+        Ok(self.over(Home::lent(database)))
     }
 
     /// Opens the store on a storage of any kind.
+    ///
+    /// When the storage has failed, the store opens it again by itself, once
+    /// [`StorageBackend::close`] was called: it must be of use after that.
     ///
     /// # Errors
     ///
     /// As [`RedbOptions::open`].
     pub fn open_on(self, storage: impl StorageBackend) -> Result<RedbStore, RedbError> {
-        self.open_storage(storage, "the storage")
+        self.own(self.again_on(Arc::new(storage)))
+    }
+
+    /// How to open what lies on this storage.
+    fn again_on(
+        self,
+        storage: Arc<impl StorageBackend>,
+    ) -> impl Fn(Unsynced) -> Result<Open, RedbError> + Send + Sync + 'static {
+        move |unsynced| self.open_storage(&storage, "the storage", unsynced)
+    }
+
+    /// A store that is opened like this, now and after each failure.
+    fn own(
+        self,
+        open: impl Fn(Unsynced) -> Result<Open, RedbError> + Send + Sync + 'static,
+    ) -> Result<RedbStore, RedbError> {
+        let opened = open(Unsynced(false))?;
+        Ok(self.over(Home::own(opened, Box::new(open))))
     }
 
     fn open_storage(
         self,
-        storage: impl StorageBackend,
+        storage: &Arc<impl StorageBackend>,
         place: &str,
-    ) -> Result<RedbStore, RedbError> {
-        check_magic(&storage, place)?;
-        let trial = Trial::new(storage)?;
+        unsynced: Unsynced,
+    ) -> Result<Open, RedbError> {
+        check_magic(&**storage, place)?;
+        let trial = Trial::new(storage.clone())?;
         shielded(|| {
             let mut builder = self.builder();
             builder.set_check_integrity_on_open(self.verify);
             let database = builder.create_with_backend(trial.clone())?;
             tables::check(&database.begin_read()?)?;
-            trial.accept()?;
-            Ok(self.over(Arc::new(database)))
+            trial.accept(unsynced)?;
+            Ok((Arc::new(database), trial.health()))
         })
     }
 
-    fn over(self, database: Arc<Database>) -> RedbStore {
+    fn over(self, home: Home) -> RedbStore {
         RedbStore {
-            database,
+            home,
             sync_deliveries: self.sync_deliveries,
             #[cfg(feature = "std")]
             group: Group::default(),
@@ -279,6 +306,18 @@ fn open_file(path: &Path, options: &OpenOptions) -> Result<File, RedbError> {
         } else {
             error.into()
         }
+    })
+}
+
+/// Makes a store of the database, unless it is one.
+fn prepare(database: &Database) -> Result<(), RedbError> {
+    shielded(|| match tables::check(&database.begin_read()?) {
+        Err(RedbError::NotTwobox) => {
+            let tx = database.begin_write()?;
+            tables::prepare(&tx)?;
+            Ok(tx.commit()?)
+        }
+        checked => checked,
     })
 }
 

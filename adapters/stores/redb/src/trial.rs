@@ -3,8 +3,10 @@
 //!
 //! A [`Trial`] lies between redb and the storage. At first it keeps what redb writes to itself;
 //! once the store has been looked at and found good, [`Trial::accept`] does all of it in the same
-//! order, syncs included, and stands aside from then on. So a crash at any point leaves what a
-//! crash in redb's own opening would have left. The locks are real from the beginning.
+//! order, syncs included, and from then on does at once what redb asks for. So a crash at any point
+//! leaves what a crash in redb's own opening would have left. The locks are real from the beginning.
+//!
+//! It also notes what the storage meets, and keeps it from a process that did not open it.
 
 use alloc::collections::BTreeMap;
 use alloc::collections::btree_map::Entry;
@@ -17,11 +19,16 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use redb::{BackendError, StorageBackend};
 use spin::{Mutex, MutexGuard};
 
-use crate::error::{StorageFailure, beyond_the_end};
+use crate::database::{Health, Unsynced};
+use crate::error::{StorageFailure, beyond_the_end, of_another_process};
+use crate::process::Process;
 
 type Result<T, E = StorageFailure> = core::result::Result<T, E>;
 
 const BLOCK: u64 = 4096;
+
+/// How much is written again at once.
+const REWRITTEN: u64 = 1 << 20;
 
 /// A storage whose changes are kept back until they are accepted.
 #[derive(Debug)]
@@ -29,7 +36,9 @@ pub(crate) struct Trial<B>(Arc<Inner<B>>);
 
 #[derive(Debug)]
 struct Inner<B> {
-    storage: B,
+    storage: Arc<B>,
+    health: Arc<Health>,
+    process: Process,
     accepted: AtomicBool,
     kept: Mutex<Kept>,
 }
@@ -58,15 +67,31 @@ impl<B> Clone for Trial<B> {
 }
 
 impl<B: StorageBackend> Trial<B> {
-    pub(crate) fn new(storage: B) -> Result<Self> {
+    pub(crate) fn new(storage: Arc<B>) -> Result<Self> {
         let len = storage.len()?;
         let kept = Mutex::new(Kept { len, below: len, ..Kept::default() });
-        Ok(Self(Arc::new(Inner { storage, accepted: AtomicBool::new(false), kept })))
+        let (accepted, process) = (AtomicBool::new(false), Process::this());
+        Ok(Self(Arc::new(Inner { storage, health: Arc::default(), process, accepted, kept })))
+    }
+
+    /// A storage of which nothing is kept back.
+    pub(crate) fn accepted(storage: Arc<B>) -> Self {
+        let (accepted, process) = (AtomicBool::new(true), Process::this());
+        let (health, kept) = (Arc::default(), Mutex::default());
+        Self(Arc::new(Inner { storage, health, process, accepted, kept }))
+    }
+
+    /// What the storage meets.
+    pub(crate) fn health(&self) -> Arc<Health> {
+        self.0.health.clone()
     }
 
     /// Does what was kept back. If that fails, what is left of it is never done.
-    pub(crate) fn accept(&self) -> Result<()> {
+    pub(crate) fn accept(&self, unsynced: Unsynced) -> Result<()> {
         let mut kept = self.kept();
+        if unsynced.0 {
+            rewrite(&*self.0.storage)?;
+        }
         for change in &kept.changes {
             match change {
                 Kind::Write(offset, data) => self.0.storage.write(*offset, data)?,
@@ -81,12 +106,37 @@ impl<B: StorageBackend> Trial<B> {
 
     /// The storage, once it is accepted.
     fn through(&self) -> Option<&B> {
-        self.0.accepted.load(Ordering::Acquire).then_some(&self.0.storage)
+        self.0.accepted.load(Ordering::Acquire).then_some(&*self.0.storage)
+    }
+
+    /// That this process may change the storage.
+    fn may_change(&self) -> Result<()> {
+        if self.0.process.is_this() { Ok(()) } else { Err(of_another_process()) }
+    }
+
+    /// Notes whether a call has failed.
+    fn noted<T>(&self, done: Result<T>) -> Result<T> {
+        done.inspect_err(|_| self.0.health.fail())
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.0.kept.lock()
     }
+}
+
+/// Writes all of a storage once more. After a sync that failed, a system may take for written what
+/// never reached the disk; what is written again is not.
+fn rewrite(storage: &impl StorageBackend) -> Result<()> {
+    let len = storage.len()?;
+    let mut piece = vec![0; REWRITTEN.min(len) as usize];
+    let mut at = 0;
+    while at < len {
+        let piece = &mut piece[..REWRITTEN.min(len - at) as usize];
+        storage.read(at, piece)?;
+        storage.write(at, piece)?;
+        at += piece.len() as u64;
+    }
+    storage.sync_data()
 }
 
 impl Kept {
@@ -156,21 +206,22 @@ impl Kept {
 impl<B: StorageBackend> StorageBackend for Trial<B> {
     fn len(&self) -> Result<u64> {
         match self.through() {
-            Some(storage) => storage.len(),
+            Some(storage) => self.noted(storage.len()),
             None => Ok(self.kept().len),
         }
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         match self.through() {
-            Some(storage) => storage.read(offset, out),
-            None => self.kept().read(&self.0.storage, offset, out),
+            Some(storage) => self.noted(storage.read(offset, out)),
+            None => self.kept().read(&*self.0.storage, offset, out),
         }
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
+        self.may_change()?;
         match self.through() {
-            Some(storage) => storage.set_len(len),
+            Some(storage) => self.noted(storage.set_len(len)),
             None => {
                 self.kept().set_len(len);
                 Ok(())
@@ -179,8 +230,9 @@ impl<B: StorageBackend> StorageBackend for Trial<B> {
     }
 
     fn sync_data(&self) -> Result<()> {
+        self.may_change()?;
         match self.through() {
-            Some(storage) => storage.sync_data(),
+            Some(storage) => storage.sync_data().inspect_err(|_| self.0.health.fail_sync()),
             None => {
                 self.kept().changes.push(Kind::Sync);
                 Ok(())
@@ -189,14 +241,18 @@ impl<B: StorageBackend> StorageBackend for Trial<B> {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.may_change()?;
         match self.through() {
-            Some(storage) => storage.write(offset, data),
-            None => self.kept().write(&self.0.storage, offset, data),
+            Some(storage) => self.noted(storage.write(offset, data)),
+            None => self.kept().write(&*self.0.storage, offset, data),
         }
     }
 
     fn close(&self) -> Result<()> {
-        self.0.storage.close()
+        // In a fork, the locks are those of the process that opened it.
+        let closed = if self.0.process.is_this() { self.0.storage.close() } else { Ok(()) };
+        self.0.health.close();
+        closed
     }
 
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
@@ -220,7 +276,7 @@ impl<B: StorageBackend> StorageBackend for Trial<B> {
     }
 
     fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.0.storage.unlock_range(start, end)
+        if self.0.process.is_this() { self.0.storage.unlock_range(start, end) } else { Ok(()) }
     }
 
     fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
@@ -287,14 +343,14 @@ mod tests {
     /// A crash while a trial is accepted leaves what a crash of redb would have left.
     #[test]
     fn what_was_kept_back_is_done_in_order_with_its_syncs() {
-        let trial = Trial::new(Log::default()).unwrap();
+        let trial = Trial::new(Arc::new(Log::default())).unwrap();
         trial.set_len(8).unwrap();
         trial.write(4, &[1]).unwrap();
         trial.sync_data().unwrap();
         trial.write(4, &[2]).unwrap();
         trial.sync_data().unwrap();
         assert!(trial.0.storage.0.lock().unwrap().is_empty());
-        trial.accept().unwrap();
+        trial.accept(Unsynced(false)).unwrap();
         trial.write(5, &[3]).unwrap();
         let done = trial.0.storage.0.lock().unwrap().join(", ");
         assert_eq!(done, "length 8, write [1] at 4, sync, write [2] at 4, sync, write [3] at 5");
@@ -326,7 +382,7 @@ mod tests {
             steps in proptest::collection::vec(any_step(), 0..12),
             ranges in proptest::collection::vec((0..20_000_usize, 0..9_000_usize), 4),
         ) {
-            let trial = Trial::new(in_memory(&start)).unwrap();
+            let trial = Trial::new(Arc::new(in_memory(&start))).unwrap();
             let mut model = start.clone();
             for step in steps {
                 match step {
@@ -345,7 +401,7 @@ mod tests {
                     }
                 }
                 prop_assert!(bytes(&trial) == model);
-                prop_assert!(bytes(&trial.0.storage) == start);
+                prop_assert!(bytes(&*trial.0.storage) == start);
                 for (at, size) in &ranges {
                     let mut out = vec![0; *size];
                     match (trial.read(*at as u64, &mut out), model.get(*at..at + size)) {
@@ -355,8 +411,8 @@ mod tests {
                     }
                 }
             }
-            trial.accept().unwrap();
-            prop_assert!(bytes(&trial.0.storage) == model);
+            trial.accept(Unsynced(false)).unwrap();
+            prop_assert!(bytes(&*trial.0.storage) == model);
             trial.set_len(7).unwrap();
             prop_assert_eq!(trial.0.storage.len().unwrap(), 7);
         }

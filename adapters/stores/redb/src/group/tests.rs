@@ -90,7 +90,15 @@ fn together<R: Send>(
     // Whatever the others did, the first one has its row, or was told that the commit failed.
     match started {
         Ok(()) => assert_eq!(
-            store.database().begin_read().unwrap().open_table(MINE).unwrap().len().unwrap(),
+            store
+                .database()
+                .unwrap()
+                .begin_read()
+                .unwrap()
+                .open_table(MINE)
+                .unwrap()
+                .len()
+                .unwrap(),
             1
         ),
         Err(RunError::Unknown(_)) => assert!(storage.fails()),
@@ -220,7 +228,8 @@ fn a_panic_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shop.redb");
     let store = RedbOptions::new().shared(true).create(&path).unwrap();
-    let pages = || store.database().begin_write().unwrap().stats().unwrap().allocated_pages();
+    let pages =
+        || store.database().unwrap().begin_write().unwrap().stats().unwrap().allocated_pages();
     let before = pages();
     assert!(catch_unwind(AssertUnwindSafe(giving_up(&store, 1, true))).is_err());
     assert_eq!(pages(), before);
@@ -284,7 +293,7 @@ fn those_who_never_cease_to_come_put_no_commit_off() {
     let (storage, store) = store();
     let ((), counts) = storage.of(|| thread::scope(|scope| comes(scope, &store, MOST)));
     assert_eq!(
-        store.database().begin_read().unwrap().open_table(MINE).unwrap().len().unwrap(),
+        store.database().unwrap().begin_read().unwrap().open_table(MINE).unwrap().len().unwrap(),
         MOST as u64 + 1
     );
     assert_eq!(counts.syncs, 2);

@@ -14,7 +14,7 @@ const LANES: Rows = redb::TableDefinition::new("twobox_lanes");
 #[test]
 fn due_reads_nothing_that_is_confirmed_waits_or_comes_later() {
     let smash = |store: &RedbStore, table: Rows, key: &[u8]| {
-        let tx = store.database().begin_write().unwrap();
+        let tx = store.database().unwrap().begin_write().unwrap();
         tx.open_table(table).unwrap().insert(key, &b"x"[..]).unwrap();
         tx.commit().unwrap();
     };

@@ -23,13 +23,33 @@ struct State {
     written: usize,
     /// How many reads and writes go well from now on.
     good: usize,
+    /// Whether only the next one fails after that, and which one that was.
+    once: bool,
+    struck: Option<&'static str>,
+    /// How many of the next syncs fail.
+    syncs: usize,
+    /// What is on the disk itself, and what the system still has to write, of a system that forgets
+    /// what it could not write.
+    platter: Option<Platter>,
     /// What the disk held after each write.
     history: Option<Vec<Vec<u8>>>,
 }
 
+/// What is on the disk itself, and the writes that wait for a sync, each at its place.
+type Platter = (Vec<u8>, Vec<(usize, Vec<u8>)>);
+
 impl Default for State {
     fn default() -> Self {
-        Self { bytes: Vec::new(), written: 0, good: usize::MAX, history: None }
+        Self {
+            bytes: Vec::new(),
+            written: 0,
+            good: usize::MAX,
+            once: false,
+            struck: None,
+            syncs: 0,
+            platter: None,
+            history: None,
+        }
     }
 }
 
@@ -39,11 +59,52 @@ impl Disk {
         self.0.lock().unwrap().good = good;
     }
 
-    fn may_fail(&self) -> io::Result<()> {
+    /// After so many, one fails, and then they go well again.
+    pub(crate) fn fail_once(&self, good: usize) {
         let mut state = self.0.lock().unwrap();
-        state.good =
-            state.good.checked_sub(1).ok_or_else(|| io::Error::other("the disk is gone"))?;
-        Ok(())
+        (state.good, state.once, state.struck) = (good, true, None);
+    }
+
+    /// Which call has failed since [`Disk::fail_once`].
+    pub(crate) fn struck(&self) -> Option<&'static str> {
+        self.0.lock().unwrap().struck
+    }
+
+    pub(crate) fn fail_syncs(&self, count: usize) {
+        self.0.lock().unwrap().syncs = count;
+    }
+
+    fn may_fail(&self, call: &'static str) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap();
+        if let Some(left) = state.good.checked_sub(1) {
+            state.good = left;
+            return Ok(());
+        }
+        if state.once {
+            state.good = usize::MAX;
+        }
+        state.struck = Some(call);
+        Err(io::Error::other("the disk is gone"))
+    }
+
+    /// A disk under a system that takes for written what a sync could not write.
+    pub(crate) fn forgetting() -> Self {
+        Self(Arc::new(Mutex::new(State { platter: Some(Default::default()), ..State::default() })))
+    }
+
+    /// What is on the disk itself.
+    pub(crate) fn platter(&self) -> Vec<u8> {
+        self.0.lock().unwrap().platter.as_ref().unwrap().0.clone()
+    }
+
+    /// Changes bytes all over it, but not the first ones.
+    pub(crate) fn spoil(&self) {
+        let mut state = self.0.lock().unwrap();
+        state.bytes.iter_mut().skip(64).step_by(97).for_each(|byte| *byte ^= 0x55);
+    }
+
+    pub(crate) fn restore(&self, bytes: Vec<u8>) {
+        self.0.lock().unwrap().bytes = bytes;
     }
 
     pub(crate) fn with(bytes: Vec<u8>) -> Self {
@@ -84,7 +145,7 @@ impl StorageBackend for Disk {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.may_fail()?;
+        self.may_fail("read")?;
         let (state, start) = (self.0.lock().unwrap(), usize::try_from(offset).unwrap());
         let there = state.bytes.get(start..start + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
         out.copy_from_slice(there);
@@ -92,19 +153,33 @@ impl StorageBackend for Disk {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.may_fail()?;
+        self.may_fail("set_len")?;
         self.change(|bytes| bytes.resize(usize::try_from(len).unwrap(), 0));
         Ok(())
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.may_fail()
+        self.may_fail("sync")?;
+        let mut state = self.0.lock().unwrap();
+        let state = &mut *state;
+        let fails = state.syncs > 0;
+        state.syncs = state.syncs.saturating_sub(1);
+        if let Some((platter, waiting)) = &mut state.platter {
+            platter.resize(state.bytes.len(), 0);
+            for (start, data) in waiting.drain(..).filter(|_| !fails) {
+                platter[start..start + data.len()].copy_from_slice(&data);
+            }
+        }
+        if fails { Err(io::Error::other("it could not be written")) } else { Ok(()) }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.may_fail()?;
+        self.may_fail("write")?;
         self.0.lock().unwrap().written += data.len();
         let start = usize::try_from(offset).unwrap();
+        if let Some((_, waiting)) = &mut self.0.lock().unwrap().platter {
+            waiting.push((start, data.to_vec()));
+        }
         self.change(|bytes| bytes[start..start + data.len()].copy_from_slice(data));
         Ok(())
     }

@@ -85,13 +85,13 @@ fn block(due: u64, lanes: &[&str]) -> (Vec<u8>, Vec<u8>) {
 }
 
 fn put(store: &RedbStore, table: Rows, key: &[u8], value: &[u8]) {
-    let tx = store.database().begin_write().unwrap();
+    let tx = store.database().unwrap().begin_write().unwrap();
     tx.open_table(table).unwrap().insert(key, value).unwrap();
     tx.commit().unwrap();
 }
 
 fn get(store: &RedbStore, table: Rows, key: &[u8]) -> Vec<u8> {
-    let tx = store.database().begin_write().unwrap();
+    let tx = store.database().unwrap().begin_write().unwrap();
     let table = tx.open_table(table).unwrap();
     table.get(key).unwrap().unwrap().value().to_vec()
 }
@@ -154,7 +154,7 @@ fn a_changed_value_is_never_a_row() {
         let elsewhere = sealed(name, b"another key", &whole[..whole.len() - 4]);
         let other_table = if key.table() == Table::Calls { "inbox" } else { "calls" };
         let other_table = sealed(other_table, &bytes, &whole[..whole.len() - 4]);
-        let tx = store.database().begin_write().unwrap();
+        let tx = store.database().unwrap().begin_write().unwrap();
         for value in flipped.chain(cut).chain(longer).chain([elsewhere, other_table]) {
             tx.open_table(table).unwrap().insert(bytes.as_slice(), value.as_slice()).unwrap();
             let mut lent = Lent::new(&tx).unwrap();
@@ -322,7 +322,7 @@ fn a_disk_that_fails_leaves_all_of_a_batch_or_nothing() {
         let disk = Disk::with(whole.clone());
         // Nothing is cached, so that every read is one of the disk.
         let store = RedbOptions::new().cache_bytes(0).open_on(disk.clone()).unwrap();
-        let tx = store.database().begin_write().unwrap();
+        let tx = store.database().unwrap().begin_write().unwrap();
         let mut lent = Lent::new(&tx).unwrap();
         disk.fail_after(fails_at);
         let applied = lent.apply(&half);

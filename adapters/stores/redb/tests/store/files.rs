@@ -57,7 +57,7 @@ fn of_version(version: u32) -> Vec<u8> {
     let disk = Disk::default();
     let store = RedbStore::create_on(disk.clone()).unwrap();
     let value = version.to_be_bytes();
-    let tx = store.database().begin_write().unwrap();
+    let tx = store.database().unwrap().begin_write().unwrap();
     tx.open_table(TableDefinition::<&[u8], &[u8]>::new("twobox_meta"))
         .unwrap()
         .insert(&b"format"[..], sealed("twobox_meta", b"format", &value).as_slice())
@@ -70,7 +70,7 @@ fn of_version(version: u32) -> Vec<u8> {
 fn without(table: &str) -> Vec<u8> {
     let disk = Disk::default();
     let store = RedbStore::create_on(disk.clone()).unwrap();
-    let tx = store.database().begin_write().unwrap();
+    let tx = store.database().unwrap().begin_write().unwrap();
     assert!(tx.delete_table(TableDefinition::<&[u8], &[u8]>::new(table)).unwrap());
     tx.commit().unwrap();
     store.close().unwrap();
@@ -130,7 +130,7 @@ fn a_file_that_is_no_store_is_named_and_left_alone() {
 fn without_the_dead() -> Vec<u8> {
     let disk = Disk::default();
     let store = RedbStore::create_on(disk.clone()).unwrap();
-    let tx = store.database().begin_write().unwrap();
+    let tx = store.database().unwrap().begin_write().unwrap();
     assert!(tx.delete_table(TableDefinition::<&[u8], ()>::new("twobox_dead")).unwrap());
     tx.commit().unwrap();
     store.close().unwrap();

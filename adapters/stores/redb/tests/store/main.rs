@@ -1,6 +1,7 @@
 //! What must hold for twobox on redb beside what must hold for every store.
 
 #[cfg(test)]
+mod again;
 mod answers;
 #[cfg(test)]
 mod common;

@@ -43,20 +43,20 @@ fn our_transaction_with_your_table_is_one_commit() {
         Err("no more notebooks".to_string())
     });
     assert!(matches!(refused, Err(RunError::Refused(_))));
-    assert_eq!((stock(store.database()), text(&store).unwrap()), (None, empty.clone()));
+    assert_eq!((stock(&store.database().unwrap()), text(&store).unwrap()), (None, empty.clone()));
 
     // A crash before the commit: the same.
     let mut tx = store.begin().unwrap();
     tx.redb().open_table(STOCK).unwrap().insert("notebook", 7).unwrap();
     let _ = tx.run(&order, at(1)).unwrap();
     drop(tx);
-    assert_eq!((stock(store.database()), text(&store).unwrap()), (None, empty));
+    assert_eq!((stock(&store.database().unwrap()), text(&store).unwrap()), (None, empty));
 
     let mut tx = store.begin().unwrap();
     tx.redb().open_table(STOCK).unwrap().insert("notebook", 7).unwrap();
     let _ = tx.run(&order, at(1)).unwrap();
     tx.commit().unwrap();
-    assert_eq!(stock(store.database()), Some(7));
+    assert_eq!(stock(&store.database().unwrap()), Some(7));
     assert_eq!(Dump::of(&mut store.view().unwrap()).unwrap().count(Table::Events), 1);
 }
 
@@ -106,12 +106,12 @@ fn with_database_adds_our_tables_once_and_touches_no_other() {
     let store = RedbStore::with_database(database).unwrap();
     let request = request("req-1");
     let _ = store.run(Register::new(&request), at(1)).unwrap();
-    let database = std::sync::Arc::clone(store.database());
+    let database = std::sync::Arc::clone(&store.database().unwrap());
     drop(store);
     let before = disk.bytes();
     let store = RedbStore::with_database(database).unwrap();
     assert!(disk.bytes() == before, "a store is left as it is");
-    let view = store.database().begin_read().unwrap();
+    let view = store.database().unwrap().begin_read().unwrap();
     let names: Vec<String> = view
         .list_tables()
         .unwrap()
@@ -120,7 +120,7 @@ fn with_database_adds_our_tables_once_and_touches_no_other() {
     let others: Vec<&String> = names.iter().filter(|name| !name.starts_with("twobox_")).collect();
     assert_eq!(others, ["stock"]);
     assert_eq!(names.len(), 1 + Table::ALL.len() + 4);
-    assert_eq!(stock(store.database()), Some(7));
+    assert_eq!(stock(&store.database().unwrap()), Some(7));
 }
 
 /// A table of the user's that has one of our names is never written to, and the error names it.
