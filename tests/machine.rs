@@ -100,8 +100,9 @@ fn steps() -> impl Strategy<Value = Step> {
 #[derive(Debug)]
 struct Given {
     lane: OrderingKey,
-    /// By both clocks.
+    /// By both clocks: its end, and when half of it is over.
     until: Moment,
+    half: Moment,
     alone: bool,
     events: Vec<EventId>,
     bytes: usize,
@@ -130,6 +131,8 @@ struct Driver {
     transaction: Option<Action>,
     /// When that was asked.
     asked: Moment,
+    /// How long the leases of the last claim last.
+    lease: Duration,
     publishing: Vec<(Ticket, Call)>,
     /// What is overdue, and still under way.
     hung: Vec<(Ticket, Call)>,
@@ -167,6 +170,7 @@ impl Driver {
             told: START,
             transaction: None,
             asked: START,
+            lease: LEASE,
             publishing: Vec::new(),
             hung: Vec::new(),
             calls: 0,
@@ -335,10 +339,10 @@ impl Driver {
                 .filter_map(|(ticket, _)| self.leases.get(&ticket.lease.token))
                 .filter(|l| !l.lost)
             {
-                let half = leased.until.uptime - LEASE / 2;
+                let half = leased.half.uptime;
                 assert!(
                     self.told.uptime < half
-                        && self.told.wall < leased.until.wall.before(LEASE / 2)
+                        && self.told.wall < leased.half.wall
                         && self.machine.poll_timeout().is_some_and(|at| at <= half),
                     "not renewed in time"
                 );
@@ -416,6 +420,12 @@ impl Driver {
     fn renewed_by(&self, renew: &Renew) -> Vec<LeaseRef> {
         let assumed = renew.assume(self.machine.now()).expect("one lease of a lane");
         assumed.outcome.leases.into_iter().map(|(lease, _)| lease).collect()
+    }
+
+    /// How long a renewal makes leases last.
+    fn renewed_for(renew: &Renew) -> Duration {
+        let assumed = renew.assume(START.wall).expect("one lease of a lane");
+        assumed.outcome.leases[0].1.since(START.wall)
     }
 
     /// A result is true: it says that confirmed which was, from the first on, and nothing that was
@@ -507,13 +517,14 @@ impl Driver {
             let next = self.sequences.entry(lane.clone()).or_default();
             let after = *next;
             *next += events as u64;
-            let until = now + LEASE;
+            let until = now + self.lease;
             let mut leased = self.lease(&lane, after, &vec![size; events]);
             let lease = LeaseRef { lane: lane.clone(), token: self.tokens };
             (leased.lease, leased.until, leased.alone) = (lease, until.wall, alone);
             let given = Given {
                 lane,
                 until,
+                half: now + self.lease / 2,
                 alone,
                 events: leased.events.iter().map(|next| next.message.event.id.clone()).collect(),
                 bytes: events * size,
@@ -538,6 +549,7 @@ impl Driver {
                     settled.confirmed += given.map_or(0, |given| given.confirmed);
                 }
                 let settled = (!exchange.settle.is_empty()).then_some(settled);
+                self.lease = exchange.claim_lease;
                 let limits = (exchange.claim, exchange.claim_bytes);
                 let claimed =
                     (exchange.claim > 0).then(|| self.claimed(limits, lanes, alone, due_in));
@@ -546,7 +558,8 @@ impl Driver {
                 self.machine.handle_exchanged(now, (settled, claimed));
             }
             Some(Action::Renew(renew)) => {
-                let until = self.asked + LEASE;
+                let lasts = Self::renewed_for(&renew);
+                let until = self.asked + lasts;
                 let mut renewed = Renewed::default();
                 for (n, lease) in self.renewed_by(&renew).into_iter().enumerate() {
                     // It may have been settled in the meantime, or be to be settled.
@@ -561,6 +574,8 @@ impl Driver {
                         if let Some(given) = self.leases.get_mut(&lease.token) {
                             until.wall = until.wall.max(given.until.wall);
                             given.until = until;
+                            given.half = self.asked + lasts / 2;
+                            given.half.wall = until.wall.before(lasts / 2);
                         }
                         renewed.leases.push((lease, until.wall));
                     }

@@ -22,10 +22,18 @@ struct Held {
     term: Term,
 }
 
+/// What is to be settled, and when its lease ends.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Ended {
+    pub(super) settlement: Settlement,
+    pub(super) term: Term,
+}
+
 /// When a lease ends, by both clocks: the relay goes by its own uptime, others by the time of day
 /// that the store has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Term {
+    asked: Duration,
     ends: Duration,
     renews: Duration,
     stamped: Stamped,
@@ -44,10 +52,16 @@ impl Term {
         // What ends at the end of time does not end.
         let renews = if ends == Millis::MAX { ends } else { ends.before(lease / 2) };
         Self {
+            asked,
             ends: asked.saturating_add(lease),
             renews: asked.saturating_add(lease / 2),
             stamped: Stamped { ends, renews },
         }
+    }
+
+    /// For how long it has been held, if that is so long that it has run out.
+    pub(super) fn outlived(&self, uptime: Duration) -> Option<Duration> {
+        self.has_passed(uptime).then(|| uptime.saturating_sub(self.asked))
     }
 
     /// Whether so much time has passed that it has run out.
@@ -191,7 +205,6 @@ impl Lanes {
             self.renewals.add(term.renews);
             self.stamped_renewals.remove(held.term.stamped.renews);
             self.stamped_renewals.add(term.stamped.renews);
-            debug_assert!(term.ends >= held.term.ends, "a lease is never made shorter");
             held.term = term;
             debug_assert!(self.adds_up());
         }
@@ -264,9 +277,10 @@ impl Lanes {
         &mut self,
         lane: &OrderingKey,
         ending: Option<Ending>,
-    ) -> Option<(Settlement, Option<Publishing>)> {
+    ) -> Option<(Ended, Option<Publishing>)> {
         let held = self.remove(lane)?;
-        Some((held.leased.settle(held.confirmed, ending), held.under_way()))
+        let settlement = held.leased.settle(held.confirmed, ending);
+        Some((Ended { settlement, term: held.term }, held.under_way()))
     }
 
     /// The lanes of which nothing is being published: what is confirmed to its end was ended.

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::Published;
-use super::held::{Call, Lanes, Publishing, Term};
+use super::held::{Call, Ended, Lanes, Publishing, Term};
 use super::left::Left;
 use super::pace::Pace;
 use super::settings::RelaySettings;
@@ -53,6 +53,8 @@ pub struct Exchange {
     pub claim_bytes: usize,
     /// How many events of one lane at most.
     pub claim_run: usize,
+    /// How long the leases last: see [`Status::lease`].
+    pub claim_lease: Duration,
 }
 
 impl Exchange {
@@ -75,10 +77,10 @@ impl Exchange {
         settings: &Checked<RelaySettings>,
     ) -> (Option<Settle<'_>>, Option<Claim<'_>>) {
         let settle = (!self.settle.is_empty()).then(|| Settle::new(&settings.policy, self.settle));
-        // The settings allow only windows that a claim takes; a claim of nothing is refused, and is
-        // none.
+        // The settings allow only windows and leases that a claim takes; a claim of nothing is
+        // refused, and is none.
         let claim =
-            Claim::new(&settings.policy, settings.owner.clone(), settings.lease, self.claim).ok();
+            Claim::new(&settings.policy, settings.owner.clone(), self.claim_lease, self.claim).ok();
         (settle, claim.map(|claim| claim.run(self.claim_run).bytes(self.claim_bytes)))
     }
 }
@@ -110,8 +112,9 @@ pub struct Counters {
     pub dead: u64,
     /// Leases that were not current any more.
     pub stale: u64,
-    /// Leases that had run out when the store's answer came: they are too short for the store, and
-    /// nothing was published under them (F33).
+    /// Leases that were too short: they had run out when the store's answer came, and nothing was
+    /// published under them (F33), or another relay had taken the lane when what was published
+    /// under them was to be settled (F30). See [`Status::lease`].
     pub short: u64,
     /// Times at which the broker could not be reached.
     pub unavailable: u64,
@@ -151,6 +154,10 @@ pub struct Status {
     /// on threads those are in it too that have another in their place, and are not counted as under
     /// way any more.
     pub hung: usize,
+    /// How long its leases last. That is [`RelaySettings::lease`], unless it was too short for the
+    /// publisher or the store: then it is longer, up to the longest backoff of the policy, for as
+    /// long as the relay runs. If it is, make the setting so long.
+    pub lease: Duration,
     /// What the store said, if the last that was asked of it failed. If a relay stopped with it, it
     /// could not give back its leases, and they run out by themselves.
     pub error: Option<Reason>,
@@ -188,8 +195,10 @@ pub struct RelayMachine {
     /// How many publishes have been answered, for the pace.
     answered: u64,
     /// What is to be settled, and what the exchange under way settles.
-    settlements: Vec<Settlement>,
-    settling: Vec<Settlement>,
+    settlements: Vec<Ended>,
+    settling: Vec<Ended>,
+    /// How long leases last: as in the settings, or longer.
+    lease: Duration,
     transaction: Option<Asked>,
     claim_at: Duration,
     /// Somebody committed events while a transaction was under way, which may have begun before.
@@ -224,6 +233,7 @@ impl RelayMachine {
     /// [`Invalid`] if the settings do not go together.
     pub fn new(settings: RelaySettings, now: Moment) -> Result<Self, Invalid> {
         let settings = settings.checked()?;
+        let lease = settings.lease;
         Ok(Self {
             batch: usize::MAX,
             pace: Pace::new(settings.window, now.uptime),
@@ -237,6 +247,7 @@ impl RelayMachine {
             answered: 0,
             settlements: Vec::new(),
             settling: Vec::new(),
+            lease,
             transaction: None,
             claim_at: now.uptime,
             woken: false,
@@ -284,6 +295,7 @@ impl RelayMachine {
             counters: self.counters,
             publishing: self.publishing(),
             hung: self.left.hung(),
+            lease: self.lease,
             error: self.error.clone(),
         }
     }
@@ -376,8 +388,8 @@ impl RelayMachine {
             let reason = Reason::new(format_args!("the publish did not end within {timeout} ms"));
             let ended = self.lanes.end(&lane, Some(Ending::Failed(reason.clone())));
             debug_assert!(ended.is_some(), "what is overdue is held");
-            if let Some((settlement, publishing)) = ended {
-                self.settlements.push(settlement);
+            if let Some((ended, publishing)) = ended {
+                self.settlements.push(ended);
                 self.counters.overdue += 1;
                 if let Some(it) = publishing {
                     trace::overdue(&it.event, &lane, &reason);
@@ -408,9 +420,9 @@ impl RelayMachine {
         self.handle_timeout(now);
         let Some(asked) = self.ends(Transaction::Exchange) else { return };
         self.store_answered();
-        self.settling.clear();
+        let settling = core::mem::take(&mut self.settling);
         if let Some(settled) = settled {
-            self.count_settled(&settled);
+            self.count_settled(&settled, &settling);
         }
         match claimed {
             Some(claimed) => self.hold(claimed, asked),
@@ -419,7 +431,12 @@ impl RelayMachine {
         }
     }
 
-    fn count_settled(&mut self, settled: &Settled) {
+    fn count_settled(&mut self, settled: &Settled, settling: &[Ended]) {
+        for stale in &settled.stale {
+            let ended = settling.iter().find(|it| *it.settlement.lease() == stale.lease);
+            let outlived = ended.and_then(|it| it.term.outlived(self.uptime()));
+            self.was_short(outlived);
+        }
         self.counters.confirmed += settled.confirmed as u64;
         self.counters.failed += settled.retried as u64;
         self.counters.dead += settled.dead.len() as u64;
@@ -433,10 +450,13 @@ impl RelayMachine {
         let due = |due: Millis| asked.uptime.saturating_add(due.since(asked.wall));
         let next_due = woken.or(claimed.next_due.map(due));
         self.claim_at = next_due.map_or(poll, |due| due.clamp(now, poll));
+        let lasts = self.lease;
         for leased in claimed.leased {
             debug_assert!(!leased.events.is_empty(), "a lease covers an event");
             self.counters.claimed += leased.events.len() as u64;
-            let term = self.term(asked, leased.until);
+            // It may be longer than it was asked to be, after starts without an answer.
+            let lease = leased.until.since(asked.wall).max(lasts);
+            let term = self.term(asked, lease, leased.until);
             // Our own lease of the lane may have run out before we claimed it again.
             let lost = self.lanes.hold(leased, term);
             self.leave(lost);
@@ -451,8 +471,9 @@ impl RelayMachine {
         self.handle_timeout(now);
         let Some(asked) = self.ends(Transaction::Renewal) else { return };
         self.store_answered();
+        let lasts = self.lease;
         for (lease, until) in &renewed.leases {
-            let term = self.term(asked, *until);
+            let term = self.term(asked, lasts, *until);
             self.lanes.renewed(lease, term);
         }
         for stale in &renewed.stale {
@@ -627,7 +648,7 @@ impl RelayMachine {
             let renew = self.lanes.to_renew(self.now);
             if !renew.is_empty() {
                 self.ask(Transaction::Renewal);
-                return Some(Action::Renew(Renew::new(renew, self.settings.lease)));
+                return Some(Action::Renew(Renew::new(renew, self.lease)));
             }
         }
         let publish = self.next_publishes();
@@ -650,12 +671,13 @@ impl RelayMachine {
                 );
                 self.ask(Transaction::Exchange);
                 self.settling = core::mem::take(&mut self.settlements);
-                let settle = self.settling.clone();
+                let settle = self.settling.iter().map(|it| it.settlement.clone()).collect();
                 return Some(Action::Exchange(Exchange {
                     settle,
                     claim: room.events,
                     claim_bytes: room.bytes,
                     claim_run: room.run,
+                    claim_lease: self.lease,
                 }));
             }
         }
@@ -776,8 +798,8 @@ impl RelayMachine {
     }
 
     fn end_lane(&mut self, lane: &OrderingKey, ending: Option<Ending>) {
-        let Some((settlement, publishing)) = self.lanes.end(lane, ending) else { return };
-        self.settlements.push(settlement);
+        let Some((ended, publishing)) = self.lanes.end(lane, ending) else { return };
+        self.settlements.push(ended);
         if let Some(publishing) = publishing {
             self.slots.ended(publishing.call.slot);
         }
@@ -812,10 +834,20 @@ impl RelayMachine {
     }
 
     /// When a lease ends for which the store was asked then; counted if that was too long ago.
-    fn term(&mut self, asked: Moment, until: Millis) -> Term {
-        let term = Term::new(asked.uptime, self.settings.lease, until);
-        self.counters.short += u64::from(term.has_passed(self.uptime()));
+    fn term(&mut self, asked: Moment, lease: Duration, until: Millis) -> Term {
+        let term = Term::new(asked.uptime, lease, until);
+        self.was_short(term.outlived(self.uptime()));
         term
+    }
+
+    /// A lease had run out when it was needed, after so long: the next ones are twice as long, as
+    /// far as the policy allows, so that an event whose publishes are answered is not given up as
+    /// one that never was (F30).
+    fn was_short(&mut self, outlived: Option<Duration>) {
+        let Some(outlived) = outlived else { return };
+        self.counters.short += 1;
+        let longest = self.settings.policy.backoff_cap;
+        self.lease = self.lease.max(outlived.saturating_mul(2)).min(longest);
     }
 
     fn pause(&self, failures: u32) -> Duration {

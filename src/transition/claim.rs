@@ -19,7 +19,7 @@ use crate::time::Millis;
 /// | the lane is                                          | what is written                            | outcome |
 /// |------------------------------------------------------|--------------------------------------------|---------|
 /// | due, its first event has starts left                 | the lane: lease, token and starts grow     | [`Leased`]: the events that are due, at most `run` |
-/// | the same, after a lease that nobody settled          | the same                                   | its first event only, to find out which one it is |
+/// | the same, after a lease that nobody settled          | the same; the lease lasts twice as long for each of them (F30) | its first event only, to find out which one it is |
 /// | the same, after two of them, or with one start left  | the same                                   | the same, and no other in this claim: [`Leased::alone`] |
 /// | due, its first event has no start left, and the last one was not answered (F4) | the event is dead; the lane is blocked or goes on | the event is in [`Claimed::dead`] |
 /// | due, its first event is due later or there is none    | the lane, which is due when its first event is | not in the outcome |
@@ -288,6 +288,7 @@ impl Claim<'_> {
     /// Leases the first events of a lane that are due.
     fn leased(&self, now: Millis, left: usize, lane: &Lane, row: &mut LaneRow) -> Leased {
         let longest = if row.starts == 0 { self.run } else { 1 };
+        let lease = self.lease_after(lane, row.starts);
         // A claim may be lost after its commit, and whoever holds its lease may not know: the token
         // must not come again with the next claim (P6).
         row.token = (row.token + 1).max(now.get());
@@ -309,7 +310,7 @@ impl Claim<'_> {
         }
         debug_assert!(!events.is_empty(), "a lease covers an event");
         debug_assert!(row.token > lane.row.token, "a token never comes again");
-        let until = now + self.lease;
+        let until = now + lease;
         row.head = events.first().map_or(row.head, LeasedEvent::sequence);
         row.lease = Some(Lease { owner: self.owner.clone(), until, through: after });
         row.due = Some(until);
@@ -321,6 +322,21 @@ impl Claim<'_> {
             starts: row.starts,
             confirmed: row.confirmed,
         }
+    }
+
+    /// How long a lease lasts after so many starts in a row that nobody answered: it may have been
+    /// too short for whoever published under it, so it doubles with each of them, and the last
+    /// start has as long as any lease may last. What is answered within that is never given up for
+    /// want of an answer, however short the lease is (F30).
+    fn lease_after(&self, lane: &Lane, unsettled: u32) -> Duration {
+        let longest = self.policy.backoff_cap;
+        let settled = lane.pending.first().map_or(0, |head| head.row.starts);
+        let starts = settled.saturating_add(unsettled).saturating_add(1);
+        if unsettled > 0 && starts >= self.policy.max_starts {
+            return longest;
+        }
+        let doubled = 1_u32.checked_shl(unsettled).unwrap_or(u32::MAX);
+        self.lease.saturating_mul(doubled).min(longest)
     }
 
     /// The row of an event that has no start left.

@@ -341,7 +341,13 @@ fn an_exchange_is_one_commit_and_is_tried_again() {
         leased = store.run(claim, NOW).unwrap().leased;
     });
     let settle = leased[0].settle(1, None);
-    let exchange = |settle, claim| Exchange { settle, claim, claim_bytes: 1_000, claim_run: 16 };
+    let exchange = |settle, claim| Exchange {
+        settle,
+        claim,
+        claim_bytes: 1_000,
+        claim_run: 16,
+        claim_lease: settings.lease,
+    };
     for (exchange, writes) in [
         (exchange(vec![settle.clone()], 0), true),
         (exchange(vec![settle.clone()], 9), true),

@@ -91,7 +91,7 @@ type Seen<'a> = (&'a str, u64, bool, Vec<(&'a str, u64, u64, u32)>);
 
 fn seen(claimed: &Claimed) -> Vec<Seen<'_>> {
     let one = |leased: &'_ Leased| {
-        assert_eq!(leased.until, ms(UNTIL));
+        assert!(leased.until >= ms(UNTIL), "longer after a start without an answer");
         assert!(!leased.events.is_empty());
     };
     claimed.leased.iter().for_each(one);
@@ -191,7 +191,14 @@ fn claim_after_a_lease_that_nobody_settled() {
         let plain = || lane_of("b", lane_due(1_000), vec![untouched("f3", "b", 3)]);
         let tried = ("a", TOKEN, alone, vec![("e3", 3, 2, settled + unsettled + 1)]);
         let beside = ("b", TOKEN, false, vec![("f3", 3, 2, 1)]);
-        let after = || update(5, lane("a", LaneRow { starts: unsettled + 1, ..leased_lane(3) }));
+        // Twice as long for each start without an answer, or as long as any lease for the last one.
+        let last = settled + unsettled + 1 >= block.max_starts;
+        let until = NOW + if last { block.backoff_cap } else { LEASE * 2_u32.pow(unsettled) };
+        let after = || {
+            let lease = leased_lane(3).lease.map(|lease| twobox::Lease { until, ..lease });
+            let row = LaneRow { starts: unsettled + 1, due: Some(until), lease, ..leased_lane(3) };
+            update(5, lane("a", row))
+        };
         let plain_after = || update(5, lane("b", leased_lane(3)));
 
         let first = decided(&claim(&block, 10), vec![started(), plain()]);
@@ -774,4 +781,32 @@ fn renew() {
     let both = renew(&[lease_ref("z", 1), a.clone()], 1_000).decide(NOW, &Rows::of(rows)).unwrap();
     assert_eq!((both.outcome.leases.len(), both.outcome.stale.len()), (1, 1));
     assert_eq!(both.batch.changes().len(), 1);
+}
+
+/// F30: a lease lasts twice as long after each start in a row that nobody answered, and as long as
+/// any lease may when it is the last one.
+#[test]
+fn f30_a_lease_doubles_with_each_start_without_an_answer() {
+    let policy = DeliveryPolicy {
+        backoff_cap: Duration::from_secs(60),
+        max_failures: 3,
+        max_starts: 10,
+        ..DeliveryPolicy::default()
+    };
+    let policy = policy.checked().unwrap();
+    let lease = Duration::from_secs(2);
+    let claim = Claim::new(&policy, name("relay"), lease, 9).unwrap();
+    for (starts, seconds) in [(0, 2), (1, 4), (2, 8), (3, 16), (4, 32), (5, 60), (9, 60), (10, 0)] {
+        let row = LaneRow { next: 9, due: Some(NOW), starts, ..LANE };
+        let lane = Lane {
+            key: name("k"),
+            row,
+            revision: Revision::FIRST,
+            pending: vec![untouched("e", "k", 1)],
+        };
+        let leased = decided(&claim, vec![lane]).outcome.leased;
+        let until = leased.first().map(|leased| leased.until);
+        let expected = (seconds > 0).then_some(NOW + Duration::from_secs(seconds));
+        assert_eq!(until, expected, "after {starts}");
+    }
 }

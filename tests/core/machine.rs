@@ -44,9 +44,15 @@ fn claims(claim: usize) -> Exchange {
 
 fn exchanges(settle: Vec<Settlement>, claim: usize) -> Exchange {
     if claim == 0 {
-        return Exchange { settle, claim, claim_bytes: 0, claim_run: 1 };
+        return Exchange { settle, claim, claim_bytes: 0, claim_run: 1, claim_lease: LEASE };
     }
-    Exchange { settle, claim, claim_bytes: BYTES - (8 - claim) * BODY, claim_run: 3 }
+    Exchange {
+        settle,
+        claim,
+        claim_bytes: BYTES - (8 - claim) * BODY,
+        claim_run: 3,
+        claim_lease: LEASE,
+    }
 }
 
 /// How many bytes of bodies the window has, and each body.
@@ -229,7 +235,7 @@ fn how_much_is_claimed() {
     relay.machine.handle_wakeup(Moment::steady(relay.now));
     // All of it is one call.
     for slots in (1..8).rev() {
-        let beyond = Exchange { settle: vec![], claim: slots, claim_bytes: 1, claim_run: 1 };
+        let beyond = Exchange { claim: slots, claim_bytes: 1, claim_run: 1, ..claims(0) };
         assert_eq!(relay.exchange(), beyond);
         assert_eq!(relay.claimed(&[(&format!("lane-{slots}"), 1)]).len(), 1);
         relay.machine.handle_wakeup(Moment::steady(relay.now));
@@ -322,8 +328,8 @@ fn an_exchange_is_two_transitions_at_most() {
     for settles in [false, true] {
         for claim in [0, 1, 8] {
             let settle = if settles { vec![result.clone()] } else { vec![] };
-            let (settle, claims) = Exchange { settle, claim, claim_bytes: 1, claim_run: 1 }
-                .into_transitions(&settings);
+            let (settle, claims) =
+                Exchange { settle, claim_bytes: 1, ..claims(claim) }.into_transitions(&settings);
             assert_eq!((settle.is_some(), claims.is_some()), (settles, claim > 0));
         }
     }
@@ -917,4 +923,46 @@ fn f37_an_uptime_that_steps_back_is_none() {
     machine.handle_timeout(Moment { uptime: Duration::ZERO, ..Moment::steady(START) });
     assert_eq!((machine.poll_timeout(), machine.rest_for()), (next, Some(POLL)));
     assert_eq!(machine.poll_action(), None);
+}
+
+/// F30, F33: where a lease had run out when the store answered, or when what was published under it
+/// was to be settled, the next ones are twice as long as that took, and no longer than the policy's
+/// longest backoff.
+#[test]
+fn f30_a_relay_makes_longer_what_was_too_short() {
+    let longest = settings().policy.backoff_cap;
+    for (took, lasts) in [(LEASE, LEASE * 2), (LEASE * 3, LEASE * 6), (LEASE * 9, longest)] {
+        // The store is slow.
+        let mut relay = Played::new();
+        let _ = relay.exchange();
+        let mut leased = relay.lease("a", 1, false);
+        leased.until = relay.now + LEASE;
+        relay.after(took);
+        relay.exchanged(vec![leased]);
+        let status = relay.machine.status();
+        assert_eq!((status.counters.short, status.lease), (1, lasts), "{took:?}");
+        let Some(Action::Renew(renew)) = relay.machine.poll_action() else { panic!("{took:?}") };
+        let until = renew.assume(relay.now).unwrap().outcome.leases[0].1;
+        assert_eq!(until, relay.now + lasts);
+        // The publisher is slow, and keeps the thread: nothing is renewed meanwhile.
+        let (mut relay, tickets) = Played::holding(&[("a", 1)]);
+        relay.now = relay.now + took;
+        relay.confirm(&tickets[0]);
+        assert_eq!(relay.exchange().settle.len(), 1);
+        let stale = StaleLease { lease: tickets[0].lease.clone(), why: Stale::Ended };
+        let settled = Settled { stale: vec![stale], ..Settled::default() };
+        relay.machine.handle_exchanged(Moment::steady(relay.now), (Some(settled), None));
+        let status = relay.machine.status();
+        assert_eq!((status.counters.short, status.lease), (1, lasts), "{took:?}");
+        assert_eq!(relay.exchange().claim_lease, lasts);
+    }
+    // A lease that was lost before its time says nothing of how long it should be.
+    let (mut relay, tickets) = Played::holding(&[("a", 1)]);
+    relay.confirm(&tickets[0]);
+    let _ = relay.exchange();
+    let stale = StaleLease { lease: tickets[0].lease.clone(), why: Stale::Ended };
+    let settled = Settled { stale: vec![stale], ..Settled::default() };
+    relay.machine.handle_exchanged(Moment::steady(relay.now), (Some(settled), None));
+    let status = relay.machine.status();
+    assert_eq!((status.counters.stale, status.counters.short, status.lease), (1, 0, LEASE));
 }

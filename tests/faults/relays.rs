@@ -5,7 +5,9 @@ use core::time::Duration;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use twobox::relay::{Action, Published, Publisher, Relay, RelayMachine, RelaySettings, Ticket};
+use twobox::relay::{
+    Action, Counters, Published, Publisher, Relay, RelayMachine, RelaySettings, Ticket,
+};
 use twobox::store::{NoCall, drive};
 use twobox::{
     Checked, Claim, DeliveryPolicy, EventId, InProcess, Inbox, Load, Message, Millis, Moment,
@@ -895,6 +897,85 @@ fn all_confirmed_after<S: Store>(store: &S, relays: usize) -> u64 {
         let polls = relays.iter().filter_map(|it| next_of(&it.0));
         now = ends.chain(polls).min().unwrap();
     }
+}
+
+/// So many relays that publish in their own thread, as [`Relay`] does: while one of them publishes,
+/// it renews nothing. Each publish is confirmed, and each relay looks each millisecond.
+fn blocking_relays<S: Store>(store: &S, relays: u64, lease: u64, publish: u64) -> Vec<Counters> {
+    let machine = |n: u64| {
+        let own = RelaySettings {
+            lease: Duration::from_millis(lease),
+            poll: Duration::from_millis(1),
+            publish_timeout: Duration::from_secs(3_600),
+            ..RelaySettings::new(name(&format!("relay-{n}")))
+        };
+        RelayMachine::new(own, Moment::steady(at(0))).unwrap().batch(1)
+    };
+    let mut relays: Vec<(RelayMachine, Option<(Ticket, Moment)>)> =
+        (0..relays).map(|n| (machine(n), None)).collect();
+    for millis in 0..3_600_000 {
+        let now = Moment::steady(at(millis));
+        for (machine, under_way) in &mut relays {
+            if let Some((ticket, _)) = under_way.take_if(|(_, ends)| *ends <= now) {
+                machine.handle_published(now, &ticket, Published::Confirmed);
+            }
+            if under_way.is_some() {
+                continue;
+            }
+            machine.handle_timeout(now);
+            while let Some(action) = machine.poll_action() {
+                match action {
+                    Action::Exchange(exchange) => {
+                        let flow = exchange.flow(machine.settings(), machine.now(), true);
+                        machine.handle_exchanged(now, drive(store, flow, &mut NoCall).unwrap());
+                    }
+                    Action::Renew(renew) => {
+                        let renewed = store.run(renew, machine.now()).unwrap();
+                        machine.handle_renewed(now, &renewed);
+                    }
+                    Action::Publish(tickets) => {
+                        let [ticket] = <[Ticket; 1]>::try_from(tickets).unwrap();
+                        *under_way = Some((ticket, now + Duration::from_millis(publish)));
+                        break;
+                    }
+                    Action::BreakOff(leases) | Action::GiveUp(leases) => {
+                        leases.iter().for_each(|lease| machine.handle_broken_off(now, lease));
+                    }
+                }
+            }
+        }
+        if pending(store) == 0 {
+            break;
+        }
+    }
+    relays.iter().map(|(machine, _)| machine.counters()).collect()
+}
+
+/// F30: the lease is shorter than a publish, and relays take the lane from each other: what is
+/// confirmed each time comes to its end, after few publishes, and is never given up as something
+/// that brings relays down. The counters say that the lease is too short.
+#[test]
+fn f30_what_is_confirmed_each_time_is_never_dead() {
+    on_each_store!(|store: S| {
+        let _one_for_each_case = store;
+        for (relays, lease, publish) in
+            [(1, 100, 150), (2, 100, 150), (30, 100, 150), (2, 10, 9_000), (30, 10, 2_000)]
+        {
+            let store = S::fresh();
+            let ids = place(store, "a", [draft("t", "k"), draft("t", "k")], at(0));
+            let counters = blocking_relays(store, relays, lease, publish);
+            let context = format!("{relays} relays, lease {lease}, publish {publish}");
+            assert_eq!(states(store), [("confirmed", 2)], "{context}");
+            assert!(ids.iter().all(|id| outbox(store, id).failures == 0), "{context}");
+            assert_eq!(counters.iter().map(|it| it.dead).sum::<u64>(), 0, "{context}");
+            let short: u64 = counters.iter().map(|it| it.short).sum();
+            assert!(relays == 1 || short > 0, "{context}: it is told that leases are too short");
+            // A lease doubles each time that it was too short.
+            let published: u64 = counters.iter().map(|it| it.published).sum();
+            let doubled = u64::from((publish / lease).ilog2()) + 2;
+            assert!(published <= 2 * doubled, "{context}: published {published} times");
+        }
+    });
 }
 
 /// A relay takes what it publishes soon, and leaves the rest to others: with more relays, the same

@@ -167,8 +167,9 @@ fn f44_what_was_answered_is_not_dead_for_want_of_an_answer() {
         // Three starts without an answer, then one that fails.
         let mut now = at(0);
         for _ in 0..3 {
-            assert_eq!(claim(store, &policy, now).len(), 1);
-            now = now + LEASE;
+            let leased = claim(store, &policy, now);
+            assert_eq!(leased.len(), 1);
+            now = leased[0].until;
         }
         let leased = claim(store, &policy, now).remove(0);
         let failed = leased.settle(0, Some(Ending::Failed(Reason::new("not today"))));

@@ -699,9 +699,10 @@ async fn a_store_that_fails_is_waited_for() {
         store.set(None);
         commit(&*inner, 3, 3, clock().wall);
         // What was confirmed while the store was away may come again (P9), what took unnoticed ends
-        // with its lease.
+        // with its lease, which is the longer the more often that was (F30).
+        let longest = DeliveryPolicy::default().backoff_cap;
         let began = Instant::now();
-        while !outbox(&*inner).is_empty() && began.elapsed() < LEASE * 4 {
+        while !outbox(&*inner).is_empty() && began.elapsed() < longest + LEASE * 4 {
             let _nothing_yet = timeout(LEASE / 10, asks.confirm()).await;
         }
         assert_eq!(outbox(&*inner), [], "F11: {fault:?}");
