@@ -25,7 +25,7 @@ use twobox::{
     Register, Request, RunError, Store, Table,
 };
 use twobox_memory::MemoryStore;
-use twobox_redb::RedbStore;
+use twobox_redb::{RedbOptions, RedbStore};
 
 type Failure = Box<dyn Error>;
 
@@ -81,7 +81,8 @@ impl DemoStore for RedbStore {
 
     fn reopen(self, file: &Path) -> Result<Self, Failure> {
         self.close()?;
-        Ok(Self::open(file)?)
+        // By default, opening ends the leases of a process that is gone. Here nobody is.
+        Ok(RedbOptions::new().end_leases(false).open(file)?)
     }
 }
 

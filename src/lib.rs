@@ -63,6 +63,7 @@ pub use time::{Millis, Moment};
 pub use transition::call;
 pub use transition::claim::{Claim, Claimed, Leased, LeasedEvent};
 pub use transition::commit_order::{CommitOrder, CommitRefused, Committed};
+pub use transition::end_leases::{EndLeases, LeasesEnded};
 pub use transition::operator::{Cancel, Discard, NotDone, Operated, PassOver, Redrive};
 pub use transition::purge::{Purge, Purged};
 pub use transition::receive::{

@@ -104,6 +104,7 @@ fn code() -> BTreeMap<(String, String), (String, &'static str)> {
         ("RedbOptions", "verify_on_open", number(said_by(&options, "verify"), "rule")),
         ("RedbOptions", "shared", number(said_by(&options, "shared"), "rule")),
         ("RedbOptions", "sync_deliveries", number(said_by(&options, "sync_deliveries"), "rule")),
+        ("RedbOptions", "end_leases", number(said_by(&options, "end_leases"), "rule")),
         ("limits", "CommitOrder::MAX_EVENTS", number(CommitOrder::MAX_EVENTS, "events")),
         ("limits", "Claim::MAX", number(Claim::MAX, "events")),
         ("limits", "Body::MAX", number(Body::MAX, "bytes")),

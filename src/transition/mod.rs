@@ -3,6 +3,7 @@
 pub mod call;
 pub(crate) mod claim;
 pub(crate) mod commit_order;
+pub(crate) mod end_leases;
 pub(crate) mod operator;
 pub(crate) mod purge;
 pub(crate) mod receive;

@@ -120,6 +120,7 @@ fn live_on(bytes: &[u8]) -> Result<Contents, Box<Verdict>> {
     let wrong = |invalid: Invalid| Box::new(Verdict::Wrong(invalid.to_string()));
     let store = RedbOptions::new()
         .cache_bytes(4 << 20)
+        .end_leases(false)
         .open_on(Disk::of(bytes.to_vec()))
         .map_err(refused)?;
     let before = Contents::of(&store).map_err(Verdict::from)?;

@@ -199,6 +199,41 @@ pub fn relay(
     Err("the relay came to no end".into())
 }
 
+/// Says that it publishes, and does so for ever.
+struct Hanging;
+
+impl Publisher for Hanging {
+    fn publish(&mut self, _batch: &[Message], _now: Millis) -> Vec<Published> {
+        // Whoever does not listen kills it later.
+        let _ = tell("publishing");
+        loop {
+            thread::park();
+        }
+    }
+}
+
+/// Places orders, leases all of their lanes, and comes to no end.
+///
+/// # Errors
+///
+/// The store's.
+pub fn hold(
+    folder: &Path,
+    mode: Mode,
+    round: u64,
+    orders: std::ops::Range<usize>,
+) -> Result<(), Failed> {
+    let store = open(&folder.join("sender.redb"), mode)?;
+    let clock = Clock::new(round);
+    send(&store, &format!("r{round}"), orders, &clock, || {})?;
+    let settings = RelaySettings::new(Owner::new("the one that is killed")?);
+    let now = Moment::steady(clock.now());
+    Relay::new(&store, Hanging, settings, now)?
+        .run_until_idle(now)
+        .map(drop)
+        .map_err(|error| error.to_string().into())
+}
+
 /// Sends and relays at the same time, in two threads.
 ///
 /// # Errors

@@ -10,8 +10,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use twobox::Reader;
-use twobox_redb::{RedbError, RedbReader, RedbStore};
+use twobox::relay::{Published, Publisher, Relay, RelaySettings};
+use twobox::{Load, Message, Millis, Moment, Owner, Reader};
+use twobox_redb::{RedbError, RedbOptions, RedbReader, RedbStore};
 use twobox_reliability::seed::{Seed, long};
 use twobox_reliability::shop::{self, EVENTS, Found, Mode, PATIENCE};
 
@@ -170,8 +171,7 @@ fn kill_a_shop(rounds: u64, seed: &mut Seed, killed: &mut Killed) {
         let under_way = format!("r{round}-{}", victim.placed().count());
         let store = shop::open(&folder.join("sender.redb"), Mode::Alone).unwrap();
         let repeated =
-            shop::place(&store, &under_way, victim.placed().count(), twobox::Millis::new(0))
-                .unwrap();
+            shop::place(&store, &under_way, victim.placed().count(), Millis::new(0)).unwrap();
         assert_eq!(repeated, found.orders.contains(&under_way), "{under_way}");
         told.insert(under_way);
         assert_eq!(told, Found::sent(&mut store.view().unwrap()).unwrap().0.orders);
@@ -206,6 +206,53 @@ fn a_shop_is_killed_again_and_again() {
         started.elapsed()
     );
     assert!(early > 0 && relayed > 0, "it must be killed in all of its work");
+}
+
+/// P3, P6: a process is killed while it publishes and holds the leases of all lanes. Whoever opens
+/// the file next delivers everything at once: its clock stands still.
+#[test]
+fn f32_leases_end_with_the_process_that_held_them() {
+    for mode in ["alone", "shared"] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut victim = Victim::start("holder", mode, folder.path(), 0, 0..10);
+        victim.listen(11);
+        assert_eq!(victim.told.last().map(String::as_str), Some("publishing"));
+        victim.child.kill().unwrap();
+        victim.child.wait().unwrap();
+
+        // A moment after the last order was placed.
+        let now = Millis::new(1_790_000_000_000 + 10);
+        let path = folder.path().join("sender.redb");
+        let leased = |store: &RedbStore| store.view().unwrap().stats(now).unwrap().all.leased;
+        let kept = RedbOptions::new().end_leases(false).open(&path).unwrap();
+        assert!(leased(&kept) > 0, "nothing was leased, so nothing was tested");
+        let lent = RedbStore::open(&path).map(drop);
+        assert!(matches!(lent, Err(RedbError::AlreadyOpen)), "{lent:?}");
+        assert!(leased(&kept) > 0, "the leases of a store that is open");
+        kept.close().unwrap();
+
+        let store = RedbStore::open(&path).unwrap();
+        assert_eq!(leased(&store), 0);
+        let settings = RelaySettings::new(Owner::new("the next one").unwrap());
+        let mut attempts = Vec::new();
+        let publisher = Counting(&mut attempts);
+        let mut relay = Relay::new(&store, publisher, settings, Moment::steady(now)).unwrap();
+        let counters = relay.run_until_idle(Moment::steady(now)).unwrap();
+        assert_eq!(counters.confirmed, 10 * EVENTS as u64, "on a clock that stands still");
+        drop(relay);
+        // F4: what was started and not answered is counted.
+        assert!(attempts.contains(&2), "{attempts:?}");
+    }
+}
+
+/// Confirms, and keeps the attempts.
+struct Counting<'a>(&'a mut Vec<u32>);
+
+impl Publisher for Counting<'_> {
+    fn publish(&mut self, batch: &[Message], _now: Millis) -> Vec<Published> {
+        self.0.extend(batch.iter().map(|message| message.attempt));
+        batch.iter().map(|_| Published::Confirmed).collect()
+    }
 }
 
 /// P2 to P5 with two senders and a relay on one file at once, in processes of their own, one of

@@ -34,7 +34,7 @@ impl End {
 }
 
 pub(crate) fn options() -> RedbOptions {
-    RedbOptions::new().cache_bytes(4 << 20)
+    RedbOptions::new().cache_bytes(4 << 20).end_leases(false)
 }
 
 /// What is in a store, which must agree with itself.

@@ -251,7 +251,10 @@ fn round(open: Open, round: u64) -> (usize, usize) {
     for (told, _, cuts) in &callers {
         for (bytes, so_far) in cuts {
             looked += 1;
-            check(&RedbStore::open_on(Disk::of(bytes.clone())).unwrap(), &told[..*so_far]);
+            check(
+                &RedbOptions::new().end_leases(false).open_on(Disk::of(bytes.clone())).unwrap(),
+                &told[..*so_far],
+            );
         }
     }
     let told: Vec<Fact> = callers.iter().flat_map(|(told, ..)| told.iter().cloned()).collect();
@@ -352,7 +355,9 @@ fn callers_of_a_failing_disk() {
             for at in (0..400).step_by(if long() { 1 } else { 16 }) {
                 let disk = Disk::failing(start.clone(), Fault { at, failure, lasting });
                 // It may fail at once.
-                let Ok(store) = RedbOptions::new().cache_bytes(0).open_on(disk.clone()) else {
+                let Ok(store) =
+                    RedbOptions::new().cache_bytes(0).end_leases(false).open_on(disk.clone())
+                else {
                     continue;
                 };
                 let callers: Vec<Told> = thread::scope(|scope| {
@@ -379,11 +384,17 @@ fn callers_of_a_failing_disk() {
                     .count();
                 let told: Vec<Fact> = callers.into_iter().flat_map(|(told, _)| told).collect();
                 check(
-                    &RedbStore::open_on(Disk::of(disk.after_cut(&mut Seed::new(at)))).unwrap(),
+                    &RedbOptions::new()
+                        .end_leases(false)
+                        .open_on(Disk::of(disk.after_cut(&mut Seed::new(at))))
+                        .unwrap(),
                     &told,
                 );
                 drop(store);
-                check(&RedbStore::open_on(Disk::of(disk.bytes())).unwrap(), &told);
+                check(
+                    &RedbOptions::new().end_leases(false).open_on(Disk::of(disk.bytes())).unwrap(),
+                    &told,
+                );
             }
         }
     }

@@ -184,6 +184,16 @@ pub enum RedbError {
 
 impl twobox::StoreError for RedbError {}
 
+impl RedbError {
+    /// Whether something in the store is not what was written.
+    pub(crate) const fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Self::Damaged { .. } | Self::Checksum { .. } | Self::Row(_) | Self::Index { .. }
+        )
+    }
+}
+
 impl From<StorageFailure> for RedbError {
     fn from(error: StorageFailure) -> Self {
         Self::Io(Arc::new(error))

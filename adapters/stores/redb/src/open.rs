@@ -15,7 +15,10 @@ use {
     std::process,
 };
 
+use core::num::NonZeroU16;
 use redb::{Builder, ConcurrencyMode, Database, ReadableDatabase, StorageBackend};
+
+use twobox::{EndLeases, LeasesEnded, Millis, RunError, Store};
 
 use crate::database::{Home, Open, Unsynced};
 use crate::error::{RedbError, shielded};
@@ -43,7 +46,11 @@ pub struct RedbOptions {
     verify: bool,
     shared: bool,
     sync_deliveries: bool,
+    end_leases: bool,
 }
+
+/// At so many lanes opening looks in one transaction.
+const PAGE: NonZeroU16 = NonZeroU16::new(256).unwrap();
 
 impl Default for RedbOptions {
     fn default() -> Self {
@@ -52,10 +59,16 @@ impl Default for RedbOptions {
 }
 
 impl RedbOptions {
-    /// A cache of 64 MiB; verified when it is opened; for this process alone; each commit durable
-    /// when it returns.
+    /// A cache of 64 MiB; verified when it is opened, and leases ended; for this process alone; each
+    /// commit durable when it returns.
     pub const fn new() -> Self {
-        Self { cache_bytes: 64 << 20, verify: true, shared: false, sync_deliveries: true }
+        Self {
+            cache_bytes: 64 << 20,
+            verify: true,
+            shared: false,
+            sync_deliveries: true,
+            end_leases: true,
+        }
     }
 
     /// With at most so many bytes of the file kept in memory. Default 64 MiB.
@@ -102,6 +115,21 @@ impl RedbOptions {
         self.sync_deliveries = sync;
         self
     }
+
+    /// Whether opening ends the leases that it finds. Default true.
+    ///
+    /// One process at a time writes a store. So whoever has leased lanes in it before is gone, or
+    /// has closed it, and a process that is started again after it was killed need not wait until
+    /// the leases run out (F32). Starts that were not answered stay counted (F4). Opening reads the
+    /// row of each lane for this. Turn it off if a relay goes on over the closing and opening of its
+    /// store: it loses its leases, and what it was publishing is published again.
+    ///
+    /// A store that opens its file again by itself keeps the leases, and so does
+    /// [`RedbOptions::with_database`]: the relays are alive.
+    pub const fn end_leases(mut self, end: bool) -> Self {
+        self.end_leases = end;
+        self
+    }
 }
 
 #[cfg(feature = "std")]
@@ -146,7 +174,7 @@ impl RedbOptions {
     ///
     /// # Errors
     ///
-    /// [`RedbError`]. The file is then as it was before, byte for byte.
+    /// [`RedbError`]. The file is then as it was before, byte for byte, unless the disk failed.
     pub fn open(self, path: impl AsRef<Path>) -> Result<RedbStore, RedbError> {
         let path = path.as_ref().to_path_buf();
         self.own(move |unsynced| {
@@ -256,7 +284,11 @@ impl RedbOptions {
         open: impl Fn(Unsynced) -> Result<Open, RedbError> + Send + Sync + 'static,
     ) -> Result<RedbStore, RedbError> {
         let opened = open(Unsynced(false))?;
-        Ok(self.over(Home::own(opened, Box::new(open))))
+        let store = self.over(Home::own(opened, Box::new(open)));
+        if self.end_leases {
+            end_leases(&store)?;
+        }
+        Ok(store)
     }
 
     fn open_storage(
@@ -307,6 +339,24 @@ fn open_file(path: &Path, options: &OpenOptions) -> Result<File, RedbError> {
             error.into()
         }
     })
+}
+
+/// Ends the leases of a process that is gone.
+fn end_leases(store: &RedbStore) -> Result<(), RedbError> {
+    let mut page = EndLeases::new(PAGE);
+    loop {
+        // What is done follows from the rows alone, whatever the time.
+        match store.run(&page, Millis::new(0)) {
+            Ok(LeasesEnded { next: Some(next), .. }) => page = page.after(next),
+            Ok(LeasesEnded { next: None, .. }) => return Ok(()),
+            // Whoever comes to the row is told. The other leases run out by themselves.
+            Err(RunError::Store(error)) if error.is_damage() => return Ok(()),
+            Err(RunError::Store(error) | RunError::Unknown(error)) => return Err(error),
+            // Nobody else has the store.
+            Err(RunError::Conflict(_)) => {}
+            Err(RunError::Refused(never)) => match never {},
+        }
+    }
 }
 
 /// Makes a store of the database, unless it is one.

@@ -155,7 +155,8 @@ impl StateMachineTest for Redb {
         if matches!(step, Step::Reopen) {
             // One database cannot be open twice.
             drop(disk.store.take());
-            disk.store = Some(RedbStore::open(disk.path()).unwrap());
+            let options = RedbOptions::new().end_leases(false);
+            disk.store = Some(options.open(disk.path()).unwrap());
         }
         let store = disk.store.as_ref().unwrap();
         let (commands, commit) = step.commands();

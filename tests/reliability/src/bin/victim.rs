@@ -20,6 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         (Path::new(folder), round.parse()?, first.parse()?..end.parse()?);
     match role.as_str() {
         "shop" => shop::run(folder, mode, number, orders),
+        "holder" => shop::hold(folder, mode, number, orders),
         "sender" => {
             let store = shop::open(&folder.join("store.redb"), mode)?;
             shop::send(&store, &format!("r{round}"), orders, &Clock::new(number), || {})

@@ -11,10 +11,10 @@ use twobox::{
 };
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
 
-use crate::common::{Disk, at, sample, text};
+use crate::common::{Disk, KEEPING, at, sample, text};
 
 /// With next to no cache, so that it reads much.
-const OPTIONS: RedbOptions = RedbOptions::new().cache_bytes(16 << 10);
+const OPTIONS: RedbOptions = KEEPING.cache_bytes(16 << 10);
 
 const NOW: Millis = at(10_000);
 

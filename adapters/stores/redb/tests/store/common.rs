@@ -11,7 +11,7 @@ use twobox::{
     Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, PlacedOrder, PositionRow,
     Reader, Reason, Record, RequestKey, RequestRow, Store, Tables, Transaction,
 };
-use twobox_redb::{RedbError, RedbStore};
+use twobox_redb::{RedbError, RedbOptions, RedbStore};
 
 /// A disk in memory. Its clones are the same disk.
 #[derive(Debug, Clone, Default)]
@@ -184,6 +184,9 @@ impl StorageBackend for Disk {
         Ok(())
     }
 }
+
+/// Opening changes nothing.
+pub(crate) const KEEPING: RedbOptions = RedbOptions::new().end_leases(false);
 
 pub(crate) const fn at(millis: u64) -> Millis {
     Millis::new(millis)

@@ -8,10 +8,11 @@ use twobox::{
     Applied, Batch, Change, DeliveryState, Due, Expect, FORMAT_VERSION, IndexEntry, Key, Load,
     Query, Record, Revision, Store, Table, Tables, Transaction,
 };
-use twobox_redb::{Lent, RedbError, RedbOptions, RedbStore};
+use twobox_redb::{Lent, RedbError, RedbStore};
 
 use crate::common::{
-    Disk, at, event, event_row, every_state, fill, lane, lane_row, outbox_row, sample, text,
+    Disk, KEEPING, at, event, event_row, every_state, fill, lane, lane_row, outbox_row, sample,
+    text,
 };
 
 type Rows = TableDefinition<'static, &'static [u8], &'static [u8]>;
@@ -321,7 +322,7 @@ fn a_disk_that_fails_leaves_all_of_a_batch_or_nothing() {
     for fails_at in 0..1_000 {
         let disk = Disk::with(whole.clone());
         // Nothing is cached, so that every read is one of the disk.
-        let store = RedbOptions::new().cache_bytes(0).open_on(disk.clone()).unwrap();
+        let store = KEEPING.cache_bytes(0).open_on(disk.clone()).unwrap();
         let tx = store.database().unwrap().begin_write().unwrap();
         let mut lent = Lent::new(&tx).unwrap();
         disk.fail_after(fails_at);
@@ -333,7 +334,7 @@ fn a_disk_that_fails_leaves_all_of_a_batch_or_nothing() {
         in_commit += usize::from(applied.is_ok() && !done);
         drop(store);
         disk.fail_after(usize::MAX);
-        let found = text(&RedbStore::open_on(disk).unwrap()).unwrap();
+        let found = text(&KEEPING.open_on(disk).unwrap()).unwrap();
         assert!(
             if done { found != before } else { applied.is_ok() || found == before },
             "fails at {fails_at}"
@@ -361,7 +362,7 @@ fn a_file_with_a_flipped_byte_is_refused_or_right() {
             let mut bytes = whole.clone();
             bytes[offset] ^= mask;
             let disk = Disk::with(bytes.clone());
-            match RedbStore::open_on(disk.clone()).map(|store| text(&store)) {
+            match KEEPING.open_on(disk.clone()).map(|store| text(&store)) {
                 Ok(found) => {
                     assert_eq!(found.unwrap(), expected, "byte {offset}, {mask:#x}");
                     right += 1;

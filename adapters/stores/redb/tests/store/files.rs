@@ -7,7 +7,7 @@ use redb::{Database, TableDefinition};
 use twobox::{Fingerprint, Register, Request, Store, Tables};
 use twobox_redb::{RedbError, RedbOptions, RedbReader, RedbStore};
 
-use crate::common::{Disk, at, every_state, fill, sample, text, write};
+use crate::common::{Disk, KEEPING, at, every_state, fill, sample, text, write};
 use crate::damage::sealed;
 
 /// What an error is, for tables of cases.
@@ -28,7 +28,8 @@ fn kind(error: &RedbError) -> &'static str {
 }
 
 fn opened(path: &Path) -> (&'static str, &'static str) {
-    let writer = RedbStore::open(path)
+    let writer = KEEPING
+        .open(path)
         .and_then(|store| text(&store))
         .map_or_else(|error| kind(&error), |_| "fine");
     let reader = RedbReader::open(path)
@@ -120,7 +121,7 @@ fn a_file_that_is_no_store_is_named_and_left_alone() {
         assert_eq!(kind(&RedbStore::create(&path).unwrap_err()), "exists", "{name}");
         assert!(fs::read(&path).unwrap() == bytes, "{name}: changed");
     }
-    let message = RedbStore::open_on(Disk::with(of_version(2))).unwrap_err().to_string();
+    let message = KEEPING.open_on(Disk::with(of_version(2))).unwrap_err().to_string();
     assert!(message.contains("version 2") && message.contains("version 1"), "{message}");
     assert_eq!(opened(&folder.path().join("none.redb")), ("missing", "missing"));
     assert_eq!(opened(folder.path()).0, "not redb");
@@ -163,7 +164,7 @@ fn a_file_that_was_cut_is_refused_and_left_alone() {
     for length in edges.into_iter().chain(few) {
         write(&path, &whole[..length]);
         let expected = if length < 9 { "not redb" } else { "damaged" };
-        assert_eq!(kind(&RedbStore::open(&path).unwrap_err()), expected, "{length} bytes");
+        assert_eq!(kind(&KEEPING.open(&path).unwrap_err()), expected, "{length} bytes");
         // A reader looks only at what it reads, and that is right.
         let read = RedbReader::open(&path).and_then(|reader| text(&reader));
         assert!(read.is_err() || read.is_ok_and(|read| read == rows), "{length} bytes");
@@ -202,20 +203,17 @@ fn a_reader_of_a_damaged_file_never_gets_a_wrong_row() {
 fn create_open_and_open_or_create_say_what_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shop.redb");
-    assert_eq!(kind(&RedbStore::open(&path).unwrap_err()), "missing");
+    assert_eq!(kind(&KEEPING.open(&path).unwrap_err()), "missing");
     assert!(!path.exists());
     let store = RedbStore::create(&path).unwrap();
     fill(&store, every_state());
     let expected = text(&store).unwrap();
     store.close().unwrap();
     assert_eq!(kind(&RedbStore::create(&path).unwrap_err()), "exists");
-    assert_eq!(text(&RedbStore::open_or_create(&path).unwrap()).unwrap(), expected);
-    assert_eq!(
-        text(&RedbOptions::new().verify_on_open(false).open(&path).unwrap()).unwrap(),
-        expected
-    );
+    assert_eq!(text(&KEEPING.open_or_create(&path).unwrap()).unwrap(), expected);
+    assert_eq!(text(&KEEPING.verify_on_open(false).open(&path).unwrap()).unwrap(), expected);
     let other = folder.path().join("other.redb");
-    drop(RedbStore::open_or_create(&other).unwrap());
+    drop(KEEPING.open_or_create(&other).unwrap());
     assert_eq!(opened(&other), ("fine", "fine"));
     // What was made on the way is gone, after a failure as well.
     let mut names: Vec<_> =
@@ -232,9 +230,9 @@ fn a_storage_that_is_not_empty_is_not_created_on_and_an_empty_one_not_opened() {
     let disk = Disk::with(whole.clone());
     assert_eq!(kind(&RedbStore::create_on(disk.clone()).unwrap_err()), "exists");
     assert!(disk.bytes() == whole);
-    assert_eq!(text(&RedbStore::open_on(disk).unwrap()).unwrap(), expected);
+    assert_eq!(text(&KEEPING.open_on(disk).unwrap()).unwrap(), expected);
     let empty = Disk::default();
-    assert_eq!(kind(&RedbStore::open_on(empty.clone()).unwrap_err()), "not redb");
+    assert_eq!(kind(&KEEPING.open_on(empty.clone()).unwrap_err()), "not redb");
     assert!(empty.bytes().is_empty());
 }
 
@@ -249,7 +247,7 @@ fn a_creation_that_crashed_is_refused_or_complete() {
     let (mut refused, mut complete) = (0, 0);
     for bytes in disk.history() {
         let disk = Disk::with(bytes.clone());
-        match RedbStore::open_on(disk.clone()) {
+        match KEEPING.open_on(disk.clone()) {
             Ok(store) => {
                 assert_eq!(text(&store).unwrap(), expected);
                 complete += 1;
@@ -270,18 +268,18 @@ fn a_creation_that_crashed_is_refused_or_complete() {
 fn a_crash_at_any_write_leaves_the_rows_before_or_after() {
     let (whole, before) = sample();
     let request = Request::new("shop", "req-new", Fingerprint::of([("item", "pen")])).unwrap();
-    let store = RedbStore::open_on(Disk::with(whole.clone())).unwrap();
+    let store = KEEPING.open_on(Disk::with(whole.clone())).unwrap();
     let _ = store.run(Register::new(&request), at(5_000)).unwrap();
     let after = text(&store).unwrap();
 
     let disk = Disk::remembering(whole);
-    let store = RedbStore::open_on(disk.clone()).unwrap();
+    let store = KEEPING.open_on(disk.clone()).unwrap();
     let _ = store.run(Register::new(&request), at(5_000)).unwrap();
     store.close().unwrap();
     let (mut old, mut new) = (0, 0);
     for bytes in disk.history() {
         let reopened = Disk::remembering(bytes);
-        let found = text(&RedbStore::open_on(reopened.clone()).unwrap()).unwrap();
+        let found = text(&KEEPING.open_on(reopened.clone()).unwrap()).unwrap();
         assert!(found == before || found == after);
         if found == before {
             old += 1;
@@ -290,7 +288,7 @@ fn a_crash_at_any_write_leaves_the_rows_before_or_after() {
         }
         // And a crash while that was opened changes nothing of it.
         for bytes in reopened.history() {
-            assert_eq!(text(&RedbStore::open_on(Disk::with(bytes)).unwrap()).unwrap(), found);
+            assert_eq!(text(&KEEPING.open_on(Disk::with(bytes)).unwrap()).unwrap(), found);
         }
     }
     assert!(old > 0 && new > 0, "{old} {new}");
@@ -313,7 +311,7 @@ fn a_store_that_was_not_closed_is_repaired_by_a_writer_alone() {
     assert!(fs::read(&copy).unwrap() == left);
     for verify in [true, false] {
         write(&copy, &left);
-        let store = RedbOptions::new().verify_on_open(verify).open(&copy).unwrap();
+        let store = KEEPING.verify_on_open(verify).open(&copy).unwrap();
         assert_eq!(text(&store).unwrap(), expected);
     }
     assert_eq!(text(&RedbReader::open(&copy).unwrap()).unwrap(), expected);
@@ -323,7 +321,7 @@ fn a_store_that_was_not_closed_is_repaired_by_a_writer_alone() {
 fn a_store_is_open_once_unless_it_is_shared_with_readers() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shop.redb");
-    let (alone, shared) = (RedbOptions::new(), RedbOptions::new().shared(true));
+    let (alone, shared) = (KEEPING, KEEPING.shared(true));
     drop(alone.create(&path).unwrap());
     let fails =
         |result: Result<(), RedbError>| result.map_or_else(|error| kind(&error), |()| "fine");
@@ -333,7 +331,7 @@ fn a_store_is_open_once_unless_it_is_shared_with_readers() {
     let writer = alone.open(&path).unwrap();
     let before = fs::read(&path).unwrap();
     assert_eq!([write(alone), write(shared), read()], ["open already"; 3]);
-    assert_eq!(kind(&RedbStore::open_or_create(&path).unwrap_err()), "open already");
+    assert_eq!(kind(&KEEPING.open_or_create(&path).unwrap_err()), "open already");
     assert!(fs::read(&path).unwrap() == before);
     drop(writer);
 

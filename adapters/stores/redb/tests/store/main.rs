@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod again;
+#[cfg(test)]
 mod answers;
 #[cfg(test)]
 mod common;
@@ -14,6 +15,8 @@ mod counted;
 mod damage;
 #[cfg(test)]
 mod files;
+#[cfg(test)]
+mod leases;
 #[cfg(test)]
 mod processes;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use twobox::{Fingerprint, Register, Request, Store, Table};
 use twobox_redb::{RedbReader, RedbStore};
 
-use crate::common::{at, every_state, fill, text};
+use crate::common::{KEEPING, at, every_state, fill, text};
 
 fn samples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/samples")
@@ -18,7 +18,7 @@ fn the_sample_of_format_1_opens() {
     let path = folder.path().join("copy.redb");
     std::fs::copy(samples().join("format-1.redb"), &path).unwrap();
     assert_eq!(text(&RedbReader::open(&path).unwrap()).unwrap(), expected);
-    let store = RedbStore::open(&path).unwrap();
+    let store = KEEPING.open(&path).unwrap();
     assert_eq!(text(&store).unwrap(), expected);
     // It can be written, too.
     let request = Request::new("shop", "req-new", Fingerprint::of([("item", "pen")])).unwrap();
