@@ -21,7 +21,7 @@ pub use answer::{DeadLetter, Delivery, Lane, Rows};
 pub(crate) use answer::{LaneRows, seek};
 pub use batch::{Batch, Change, Expect, Write};
 
-use crate::ids::EventId;
+use crate::ids::{Destination, EventId};
 use crate::table::{Key, Table};
 use crate::time::Millis;
 
@@ -118,7 +118,7 @@ pub enum Query {
     /// may lock the rows, or the places where they would be.
     Rows(Keys),
     /// Which lanes can be claimed. Answer: [`Rows::lanes`], those with `due` at or before `now`,
-    /// ordered by (`due`, ordering key), each with its first pending events in the order of their
+    /// ordered by (`due`, key), whatever their destinations, each with its first pending events in the order of their
     /// sequence, and their envelopes.
     ///
     /// The answer is cut at the limits. A lane with which `events` or `bytes` is reached is the
@@ -185,6 +185,8 @@ pub struct Due {
     /// Only lanes that are due at or after this time. It spares a store whose index keeps entries
     /// for a while after they have moved from reading over them each time.
     pub floor: Millis,
+    /// Of which destinations. What waits at the others costs nothing, however much that is.
+    pub destinations: Destinations,
     /// How many lanes at most.
     pub lanes: usize,
     /// How many events at most for each lane.
@@ -195,6 +197,38 @@ pub struct Due {
     /// With how many bytes of bodies the answer ends: the event that reaches them is the last one.
     /// 0: the answer is empty.
     pub bytes: usize,
+}
+
+/// Some of the destinations that there are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Destinations {
+    /// All but these, in ascending order, each once.
+    Except(Vec<Destination>),
+    /// This one alone.
+    Only(Destination),
+}
+
+impl Destinations {
+    /// All of them.
+    pub const ALL: Self = Self::Except(Vec::new());
+
+    /// All but these.
+    #[must_use]
+    pub fn except(destinations: impl IntoIterator<Item = Destination>) -> Self {
+        let mut except: Vec<Destination> = destinations.into_iter().collect();
+        except.sort_unstable();
+        except.dedup();
+        Self::Except(except)
+    }
+
+    /// Whether this is one of them.
+    #[must_use]
+    pub fn contains(&self, destination: &Destination) -> bool {
+        match self {
+            Self::Except(except) => except.binary_search(destination).is_err(),
+            Self::Only(only) => only == destination,
+        }
+    }
 }
 
 /// Rows of a table that nothing can happen to any more, and that came into their last state at or

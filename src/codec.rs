@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::event::{Body, Event, Headers};
 use crate::fingerprint::{Digest, Fingerprint};
-use crate::ids::{EventId, Name, Reason, RequestKey};
+use crate::ids::{Destination, EventId, LaneKey, Name, Reason, RequestKey};
 use crate::table::{
     CallRow, CallState, DeliveryState, EventRow, InboxRow, InboxState, Key, LaneRow, Lease,
     OrderRow, OutboxRow, PlacedOrder, PositionRow, Record, RequestRow, Revision, Stored, Table,
@@ -44,6 +44,23 @@ pub fn encode_key(key: &Key, out: &mut Vec<u8>) {
         }
         out.extend_from_slice(text.as_bytes());
     }
+}
+
+/// Appends the bytes of a lane's key, as they are in the table of lanes.
+pub fn encode_lane(key: &LaneKey, out: &mut Vec<u8>) {
+    let [destination, ordering_key] = key.texts();
+    out.extend_from_slice(destination.as_bytes());
+    out.push(SEPARATOR);
+    out.extend_from_slice(ordering_key.as_bytes());
+}
+
+/// Reads a lane's key back.
+///
+/// # Errors
+///
+/// [`Damaged`] if the bytes are not what [`encode_lane`] makes.
+pub fn decode_lane(bytes: &[u8]) -> Result<LaneKey, Damaged> {
+    Decoder::default().lane_key(Table::Lanes, bytes)
 }
 
 /// A name that fills the bytes.
@@ -87,6 +104,7 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
             out.text(event.order.as_str());
             out.text(event.event_type.as_str());
             out.number(event.schema_version.into());
+            out.text(event.destination.as_str());
             out.text(event.ordering_key.as_str());
             out.time(event.time);
             out.number(event.headers.iter().len() as u64);
@@ -97,7 +115,7 @@ pub fn encode_value(record: &Record, revision: Revision, out: &mut Vec<u8>) {
             out.body(&event.body);
         }
         Record::Outbox(_, row) => {
-            out.text(row.lane.as_str());
+            out.lane(&row.lane);
             out.number(row.sequence);
             out.text(row.event_type.as_str());
             out.time(row.committed_at);
@@ -210,7 +228,7 @@ impl Decoder {
             // The ids of events seldom come again.
             Table::Events => Key::Event(name(table, key)?),
             Table::Outbox => Key::Outbox(self.name(table, key)?),
-            Table::Lanes => Key::Lane(self.name(table, key)?),
+            Table::Lanes => Key::Lane(self.lane_key(table, key)?),
             Table::Inbox => self.pair(table, key).map(|(consumer, id)| Key::Inbox(consumer, id))?,
             Table::Effects => {
                 self.pair(table, key).map(|(consumer, id)| Key::Effect(consumer, id))?
@@ -235,7 +253,7 @@ impl Decoder {
         value.bytes()?;
         let event_type = value.name()?;
         value.number()?;
-        let (lane, committed_at) = (value.name()?, value.time()?);
+        let (lane, committed_at) = (value.lane()?, value.time()?);
         Ok((id, OutboxRow::untouched_in(lane, sequence, event_type, committed_at, due)))
     }
 
@@ -248,18 +266,40 @@ impl Decoder {
             return Ok(T::of_checked(known.clone()));
         }
         let name: T = name(table, bytes)?;
-        self.recent[self.next] = Some(name.text().clone());
+        self.recent[self.next] = name.text().cloned();
         self.next = (self.next + 1) % self.recent.len();
         Ok(name)
     }
 
+    /// A destination whose text fills the bytes.
+    fn destination(&mut self, table: Table, bytes: &[u8]) -> Result<Destination, Damaged> {
+        if bytes.is_empty() {
+            return Ok(Destination::default());
+        }
+        self.name(table, bytes)
+    }
+
+    /// A lane whose key fills the bytes.
+    fn lane_key(&mut self, table: Table, key: &[u8]) -> Result<LaneKey, Damaged> {
+        let (destination, ordering_key) = split(table, key)?;
+        Ok(LaneKey {
+            destination: self.destination(table, destination)?,
+            ordering_key: self.name(table, ordering_key)?,
+        })
+    }
+
     /// Two names with a separator between them.
     fn pair<A: Name, B: Name>(&mut self, table: Table, key: &[u8]) -> Result<(A, B), Damaged> {
-        let end = key.iter().position(|byte| *byte == SEPARATOR);
-        let end =
-            end.ok_or_else(|| Damaged { table, what: "no separator in its key".to_string() })?;
-        Ok((self.name(table, &key[..end])?, self.name(table, &key[end + 1..])?))
+        let (first, second) = split(table, key)?;
+        Ok((self.name(table, first)?, self.name(table, second)?))
     }
+}
+
+/// What is before the first separator in a key, and what is behind it.
+fn split(table: Table, key: &[u8]) -> Result<(&[u8], &[u8]), Damaged> {
+    let end = key.iter().position(|byte| *byte == SEPARATOR);
+    let end = end.ok_or_else(|| Damaged { table, what: "no separator in its key".to_string() })?;
+    Ok((&key[..end], &key[end + 1..]))
 }
 
 fn decode_row(mut value: Parser<'_, '_>, key: Key) -> Result<Stored, Damaged> {
@@ -291,7 +331,7 @@ fn decode_row(mut value: Parser<'_, '_>, key: Key) -> Result<Stored, Damaged> {
         Key::Outbox(id) => Record::Outbox(
             id,
             OutboxRow {
-                lane: value.name()?,
+                lane: value.lane()?,
                 sequence: value.number()?,
                 event_type: value.name()?,
                 committed_at: value.time()?,
@@ -395,6 +435,7 @@ fn event_row(value: &mut Parser<'_, '_>, id: EventId) -> Result<EventRow, Damage
         order: value.name()?,
         event_type: value.name()?,
         schema_version: value.small()?,
+        destination: value.destination()?,
         ordering_key: value.name()?,
         time: value.time()?,
         headers: headers(value)?,
@@ -453,6 +494,10 @@ impl Writer<'_> {
 
     fn text(&mut self, text: &str) {
         self.bytes(text.as_bytes());
+    }
+
+    fn lane(&mut self, lane: &LaneKey) {
+        lane.texts().iter().for_each(|text| self.text(text));
     }
 
     fn digest(&mut self, digest: Digest) {
@@ -547,6 +592,15 @@ impl<'a> Parser<'a, '_> {
     fn name<T: Name>(&mut self) -> Result<T, Damaged> {
         let bytes = self.bytes()?;
         self.names.name(self.table, bytes)
+    }
+
+    fn destination(&mut self) -> Result<Destination, Damaged> {
+        let bytes = self.bytes()?;
+        self.names.destination(self.table, bytes)
+    }
+
+    fn lane(&mut self) -> Result<LaneKey, Damaged> {
+        Ok(LaneKey { destination: self.destination()?, ordering_key: self.name()? })
     }
 
     fn reason(&mut self) -> Result<Reason, Damaged> {

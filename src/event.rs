@@ -11,7 +11,8 @@ use core::fmt;
 
 use crate::fingerprint::Digest;
 use crate::ids::{
-    ContentType, EventId, EventType, HeaderName, HeaderValue, Invalid, OrderId, OrderingKey,
+    ContentType, Destination, EventId, EventType, HeaderName, HeaderValue, Invalid, LaneKey,
+    OrderId, OrderingKey,
 };
 use crate::time::Millis;
 
@@ -144,14 +145,15 @@ impl Headers {
 /// An event as its author describes it, before the order that it belongs to is committed.
 ///
 /// Only a type and a body are needed. What is left out is derived when the order is committed: the
-/// id is `<order id>/<n>` with n counted from 1, the ordering key is the order id, the schema
-/// version is 1, and the event is due at once.
+/// id is `<order id>/<n>` with n counted from 1, the ordering key is the order id, the destination
+/// is the default one, the schema version is 1, and the event is due at once.
 ///
 /// ```
-/// use twobox::{Body, Draft, EventId, Millis, OrderingKey};
+/// use twobox::{Body, Destination, Draft, EventId, Millis, OrderingKey};
 ///
 /// let draft = Draft::new("order.created", Body::json(r#"{"item":"notebook"}"#)?)?
 ///     .id(EventId::new("order-created:req-001")?)
+///     .destination(Destination::new("invoices")?)
 ///     .ordering_key(OrderingKey::new("customer-7")?)
 ///     .schema_version(2)
 ///     .header("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")?
@@ -163,6 +165,7 @@ pub struct Draft {
     pub(crate) id: Option<EventId>,
     pub(crate) event_type: EventType,
     pub(crate) schema_version: u32,
+    pub(crate) destination: Destination,
     pub(crate) ordering_key: Option<OrderingKey>,
     pub(crate) headers: Headers,
     pub(crate) not_before: Option<Millis>,
@@ -180,6 +183,7 @@ impl Draft {
             id: None,
             event_type: EventType::new(event_type)?,
             schema_version: 1,
+            destination: Destination::default(),
             ordering_key: None,
             headers: Headers::new(),
             not_before: None,
@@ -211,7 +215,15 @@ impl Draft {
         self
     }
 
-    /// With the key in whose order the event is published (P4); the order id if not given.
+    /// With the destination that the event is published to; the default one if not given.
+    #[must_use]
+    pub fn destination(mut self, destination: Destination) -> Self {
+        self.destination = destination;
+        self
+    }
+
+    /// With the key in whose order the event is published at its destination (P4); the order id if
+    /// not given.
     #[must_use]
     pub fn ordering_key(mut self, key: OrderingKey) -> Self {
         self.ordering_key = Some(key);
@@ -232,7 +244,8 @@ impl Draft {
         Ok(self)
     }
 
-    /// Not published before this time. Later events with the same ordering key wait behind it.
+    /// Not published before this time. Later events of the same lane, with its destination and its
+    /// ordering key, wait behind it.
     #[must_use]
     pub fn not_before(mut self, time: Millis) -> Self {
         self.not_before = Some(time);
@@ -251,7 +264,9 @@ pub struct Event {
     pub event_type: EventType,
     /// The version of the body's schema.
     pub schema_version: u32,
-    /// The key in whose order it is published (P4).
+    /// Where it is published to.
+    pub destination: Destination,
+    /// The key in whose order it is published there (P4).
     pub ordering_key: OrderingKey,
     /// When it was committed, by the clock of the sender.
     pub time: Millis,
@@ -262,8 +277,14 @@ pub struct Event {
 }
 
 impl Event {
+    /// The lane that it stands in.
+    #[must_use]
+    pub fn lane(&self) -> LaneKey {
+        LaneKey { destination: self.destination.clone(), ordering_key: self.ordering_key.clone() }
+    }
+
     /// The digest of what a consumer acts on: type, schema version, content type and body. Headers,
-    /// which a broker may change on the way, do not count. The same id with another digest is
+    /// which a broker may change on the way, do not count, and neither does the destination. The same id with another digest is
     /// refused (P5).
     #[must_use]
     pub fn content_digest(&self) -> Digest {

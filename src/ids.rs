@@ -145,7 +145,8 @@ pub(crate) trait Name: for<'a> TryFrom<&'a str, Error = Invalid> {
     /// same for all names.
     fn of_checked(text: Arc<str>) -> Self;
 
-    fn text(&self) -> &Arc<str>;
+    /// Its text, if it has one: a destination may have none.
+    fn text(&self) -> Option<&Arc<str>>;
 }
 
 macro_rules! name {
@@ -180,8 +181,8 @@ macro_rules! name {
                 Self(text)
             }
 
-            fn text(&self) -> &Arc<str> {
-                &self.0
+            fn text(&self) -> Option<&Arc<str>> {
+                Some(&self.0)
             }
         }
 
@@ -246,7 +247,8 @@ name!(
     EventId, "event id", 160
 );
 name!(
-    /// Events with the same ordering key are published one after the other, in commit order (P4).
+    /// Events with the same ordering key at the same destination are published one after the other,
+    /// in commit order (P4).
     OrderingKey, "ordering key", 128
 );
 name!(
@@ -273,6 +275,161 @@ name!(
     /// The media type of a body, such as `application/json`.
     ContentType, "content type", 128
 );
+
+/// Where an event is published to: a topic, a queue, another service.
+///
+/// Events of one destination keep those of another one waiting for nothing, also if they have the
+/// same ordering key. A program with a single destination need not name it: the default is the one
+/// without a name, whose text is empty, and which comes before all others.
+///
+/// ```
+/// use twobox::Destination;
+///
+/// let invoices = Destination::new("invoices")?;
+/// assert!(Destination::default() < invoices && Destination::default().is_default());
+/// assert!(Destination::new("").is_err());
+/// # Ok::<(), twobox::Invalid>(())
+/// ```
+///
+/// 1 to 128 bytes, no control characters. Cloning it is cheap and copies no text.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Destination(Option<Arc<str>>);
+
+impl Destination {
+    /// The largest length in bytes.
+    pub const MAX: usize = 128;
+
+    /// Makes a destination of the text.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] if the text is empty, too long or has a control character. The destination
+    /// without a name is the default.
+    pub fn new(text: impl AsRef<str>) -> Result<Self, Invalid> {
+        let text = text.as_ref();
+        check_text("destination", Self::MAX, text)?;
+        Ok(Self(Some(text.into())))
+    }
+
+    /// The text, empty for the default.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        self.0.as_deref().unwrap_or_default()
+    }
+
+    /// Whether it is the one without a name.
+    #[must_use]
+    pub const fn is_default(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl Name for Destination {
+    const MAX: usize = Self::MAX;
+
+    fn of_checked(text: Arc<str>) -> Self {
+        Self(Some(text))
+    }
+
+    fn text(&self) -> Option<&Arc<str>> {
+        self.0.as_ref()
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Debug for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.as_str())
+    }
+}
+
+impl AsRef<str> for Destination {
+    fn as_ref(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl TryFrom<&str> for Destination {
+    type Error = Invalid;
+    fn try_from(text: &str) -> Result<Self, Invalid> {
+        Self::new(text)
+    }
+}
+
+impl TryFrom<String> for Destination {
+    type Error = Invalid;
+    fn try_from(text: String) -> Result<Self, Invalid> {
+        Self::new(text)
+    }
+}
+
+impl core::str::FromStr for Destination {
+    type Err = Invalid;
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        Self::new(text)
+    }
+}
+
+/// A lane: the events of one ordering key at one destination, published one after the other in
+/// commit order (P4).
+///
+/// It is shown as `destination/ordering key`, and at the default destination as the ordering key
+/// alone.
+///
+/// ```
+/// use twobox::{Destination, LaneKey, OrderingKey};
+///
+/// let ordering_key = OrderingKey::new("customer-7")?;
+/// let lane = LaneKey::from(ordering_key.clone());
+/// assert_eq!(lane.to_string(), "customer-7");
+/// let lane = LaneKey { destination: Destination::new("invoices")?, ordering_key };
+/// assert_eq!(lane.to_string(), "invoices/customer-7");
+/// # Ok::<(), twobox::Invalid>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LaneKey {
+    /// Where its events are published to.
+    pub destination: Destination,
+    /// In whose order.
+    pub ordering_key: OrderingKey,
+}
+
+impl LaneKey {
+    /// The texts of the key.
+    pub(crate) fn texts(&self) -> [&str; 2] {
+        [self.destination.as_str(), self.ordering_key.as_str()]
+    }
+}
+
+/// The lane at the default destination.
+impl From<OrderingKey> for LaneKey {
+    fn from(ordering_key: OrderingKey) -> Self {
+        Self { destination: Destination::default(), ordering_key }
+    }
+}
+
+impl fmt::Display for LaneKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.destination.0 {
+            None => self.ordering_key.fmt(f),
+            Some(destination) => write!(f, "{destination}/{}", self.ordering_key),
+        }
+    }
+}
+
+impl fmt::Debug for LaneKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.destination.0 {
+            None => fmt::Debug::fmt(&self.ordering_key, f),
+            Some(destination) => write!(f, "{destination:?}/{:?}", self.ordering_key),
+        }
+    }
+}
 
 /// A request id and the scope that it counts in. This is what a fingerprint is bound to (P1).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

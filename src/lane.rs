@@ -3,7 +3,7 @@
 
 use thiserror::Error;
 
-use crate::ids::{EventId, OrderingKey, Owner};
+use crate::ids::{EventId, LaneKey, Owner};
 use crate::table::{LaneRow, Lease};
 use crate::time::Millis;
 
@@ -11,7 +11,7 @@ use crate::time::Millis;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseRef {
     /// The lane.
-    pub lane: OrderingKey,
+    pub lane: LaneKey,
     /// The token, different for each lease of the lane.
     pub token: u64,
 }

@@ -32,15 +32,15 @@ mod transition;
 mod upkeep;
 
 pub use boundary::{
-    Batch, Change, DeadLetter, Decision, Delivery, Due, Expect, Finished, Keys, Lane, Query, Rows,
-    Transition, Write,
+    Batch, Change, DeadLetter, Decision, Delivery, Destinations, Due, Expect, Finished, Keys, Lane,
+    Query, Rows, Transition, Write,
 };
 pub use checked::{Checked, Settings};
 pub use event::{Body, Draft, Event, Headers};
 pub use fingerprint::{Digest, Fingerprint};
 pub use ids::{
-    Consumer, ContentType, EventId, EventType, HeaderName, HeaderValue, Invalid, OrderId,
-    OrderingKey, Owner, Reason, RequestId, RequestKey, Scope,
+    Consumer, ContentType, Destination, EventId, EventType, HeaderName, HeaderValue, Invalid,
+    LaneKey, OrderId, OrderingKey, Owner, Reason, RequestId, RequestKey, Scope,
 };
 pub use in_process::{Fault, InProcess};
 pub use inbox::{AsyncHandler, Handled, Inbox};

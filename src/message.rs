@@ -8,13 +8,13 @@ use crate::time::Millis;
 pub struct Message {
     /// The envelope and the payload.
     pub event: Event,
-    /// Where it stands among the events of its ordering key.
+    /// Where it stands among the events of its lane.
     pub place: LanePlace,
     /// Which start of a publish this is, from 1. A consumer must not rely on it.
     pub attempt: u32,
 }
 
-/// Where an event stands among those of its ordering key, as its sender counts them, so that a
+/// Where an event stands among those of its lane, as its sender counts them, so that a
 /// consumer can put events in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LanePlace {

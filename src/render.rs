@@ -105,7 +105,7 @@ impl Dump {
         }
         let events = self.records.iter().filter_map(|record| {
             let Record::Event(row) = record else { return None };
-            let lane = lanes.get(&row.event.ordering_key)?;
+            let lane = lanes.get(&row.event.lane())?;
             let delivery = outbox
                 .get(&row.event.id)
                 .map_or_else(|| OutboxRow::untouched(row), |outbox| (*outbox).clone());
@@ -273,6 +273,7 @@ fn cells(record: &Record) -> Vec<Cell> {
             lasting("order", &event.order),
             lasting("type", &event.event_type),
             lasting("version", event.schema_version),
+            lasting("destination", &event.destination),
             lasting("ordering_key", &event.ordering_key),
             lasting("headers", headers_text(event)),
             lasting("content_type", event.body.content_type()),

@@ -11,7 +11,10 @@ use core::fmt;
 
 use crate::event::{Body, Event};
 use crate::fingerprint::{Digest, Fingerprint};
-use crate::ids::{Consumer, EventId, EventType, OrderId, OrderingKey, Owner, Reason, RequestKey};
+use crate::ids::{
+    Consumer, Destination, EventId, EventType, LaneKey, OrderId, OrderingKey, Owner, Reason,
+    RequestKey,
+};
 use crate::time::Millis;
 
 /// The version of what is described here. An adapter writes it into each store that it creates, and
@@ -29,7 +32,8 @@ pub enum Table {
     Events,
     /// What happened to events that were not simply confirmed (P3).
     Outbox,
-    /// One row for each ordering key: who delivers it now, and when it is due (P4, P6).
+    /// One row for each ordering key at each destination: who delivers it now, and when it is due
+    /// (P4, P6).
     Lanes,
     /// What each consumer has received (P5).
     Inbox,
@@ -108,7 +112,7 @@ pub enum Key {
     /// A row of [`Table::Outbox`].
     Outbox(EventId),
     /// A row of [`Table::Lanes`].
-    Lane(OrderingKey),
+    Lane(LaneKey),
     /// A row of [`Table::Inbox`].
     Inbox(Consumer, EventId),
     /// A row of [`Table::Effects`].
@@ -154,8 +158,13 @@ impl Table {
     /// How many texts a key has.
     pub(crate) const fn texts(self) -> usize {
         match self {
-            Self::Orders | Self::Events | Self::Outbox | Self::Lanes => 1,
-            Self::Requests | Self::Inbox | Self::Effects | Self::Positions | Self::Calls => 2,
+            Self::Orders | Self::Events | Self::Outbox => 1,
+            Self::Requests
+            | Self::Lanes
+            | Self::Inbox
+            | Self::Effects
+            | Self::Positions
+            | Self::Calls => 2,
         }
     }
 }
@@ -167,7 +176,7 @@ impl Key {
             Self::Request(key) => parts(table, [key.scope.as_str(), key.id.as_str()]),
             Self::Order(id) => parts(table, [id.as_str()]),
             Self::Event(id) | Self::Outbox(id) => parts(table, [id.as_str()]),
-            Self::Lane(key) => parts(table, [key.as_str()]),
+            Self::Lane(key) => parts(table, key.texts()),
             Self::Inbox(consumer, id) | Self::Effect(consumer, id) | Self::Call(consumer, id) => {
                 parts(table, [consumer.as_str(), id.as_str()])
             }
@@ -175,10 +184,11 @@ impl Key {
         }
     }
 
-    /// The texts of the key, with a slash between them.
+    /// The texts of the key, with a slash between them; the default destination is left out.
     pub(crate) fn text(&self) -> String {
         let (table, texts) = self.parts();
-        texts[..table.texts()].join("/")
+        let texts = &texts[..table.texts()];
+        texts[texts.iter().take_while(|text| text.is_empty()).count()..].join("/")
     }
 }
 
@@ -254,7 +264,7 @@ pub struct OrderRow {
 pub struct EventRow {
     /// The envelope and the payload.
     pub event: Event,
-    /// Its place in the lane of its ordering key, from 1.
+    /// Its place in its lane, from 1.
     pub sequence: u64,
     /// Not published before this time.
     pub due: Millis,
@@ -267,7 +277,7 @@ pub struct EventRow {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OutboxRow {
     /// The lane that it stands in; the same as in the event.
-    pub lane: OrderingKey,
+    pub lane: LaneKey,
     /// Its place in the lane: that of the event, until a redrive gives it one at the end.
     pub sequence: u64,
     /// What the event is about; the same as in the event.
@@ -297,12 +307,12 @@ impl OutboxRow {
     }
 
     pub(crate) fn new(event: &Event, sequence: u64, due: Millis) -> Self {
-        let (lane, event_type) = (event.ordering_key.clone(), event.event_type.clone());
+        let (lane, event_type) = (event.lane(), event.event_type.clone());
         Self::untouched_in(lane, sequence, event_type, event.time, due)
     }
 
     pub(crate) const fn untouched_in(
-        lane: OrderingKey,
+        lane: LaneKey,
         sequence: u64,
         event_type: EventType,
         committed_at: Millis,
@@ -393,7 +403,7 @@ impl EventState {
     }
 }
 
-/// The queue of one ordering key: its pending events are delivered in the order of their sequence,
+/// The queue of one ordering key at one destination: its pending events are delivered in the order of their sequence,
 /// by one holder at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneRow {
@@ -535,7 +545,7 @@ pub enum Record {
     /// A row of [`Table::Outbox`].
     Outbox(EventId, OutboxRow),
     /// A row of [`Table::Lanes`].
-    Lane(OrderingKey, LaneRow),
+    Lane(LaneKey, LaneRow),
     /// A row of [`Table::Inbox`].
     Inbox(Consumer, EventId, InboxRow),
     /// A row of [`Table::Effects`].
@@ -584,7 +594,7 @@ impl Record {
             Self::Order(id, _) => parts(table, [id.as_str()]),
             Self::Event(row) => parts(table, [row.event.id.as_str()]),
             Self::Outbox(id, _) => parts(table, [id.as_str()]),
-            Self::Lane(key, _) => parts(table, [key.as_str()]),
+            Self::Lane(key, _) => parts(table, key.texts()),
             Self::Inbox(consumer, id, _)
             | Self::Effect(consumer, id, _)
             | Self::Call(consumer, id, _) => parts(table, [consumer.as_str(), id.as_str()]),
@@ -614,12 +624,12 @@ impl Record {
 /// row alone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IndexEntry {
-    /// A lane with something pending, by the time at which it can be claimed; one that is blocked
-    /// stands at [`Millis::MAX`].
-    Due(Millis, OrderingKey),
+    /// A lane with something pending, by the time at which it can be claimed, among those of its
+    /// destination; one that is blocked stands at [`Millis::MAX`].
+    Due(Destination, Millis, OrderingKey),
     /// An event, by its place in its lane. An event that was redriven has two: that of the event,
     /// which its lane has passed, and that of its row in the outbox.
-    Place(OrderingKey, u64, EventId),
+    Place(LaneKey, u64, EventId),
     /// A dead event, by its id.
     Dead(EventId),
 }
@@ -629,9 +639,11 @@ impl Record {
     #[must_use]
     pub fn index_entry(&self) -> Option<IndexEntry> {
         match self {
-            Self::Lane(key, row) => row.index_due().map(|due| IndexEntry::Due(due, key.clone())),
+            Self::Lane(LaneKey { destination, ordering_key }, row) => row
+                .index_due()
+                .map(|due| IndexEntry::Due(destination.clone(), due, ordering_key.clone())),
             Self::Event(EventRow { event, sequence, .. }) => {
-                Some(IndexEntry::Place(event.ordering_key.clone(), *sequence, event.id.clone()))
+                Some(IndexEntry::Place(event.lane(), *sequence, event.id.clone()))
             }
             Self::Outbox(id, row) => match row.state {
                 DeliveryState::Dead(_) => Some(IndexEntry::Dead(id.clone())),

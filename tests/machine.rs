@@ -19,8 +19,8 @@ use proptest::prelude::*;
 use twobox::relay::{Action, Phase, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::{
     Body, Change, Checked, Claim, Claimed, CommitOrder, DeliveryPolicy, Draft, EventId,
-    Fingerprint, LanePlace, LeaseRef, Leased, Millis, Moment, OrderId, OrderingKey, Owner, Reason,
-    Record, Renew, Renewed, Request, Settle, Settled, Settlement, Stale, StaleLease, Store,
+    Fingerprint, LaneKey, LanePlace, LeaseRef, Leased, Millis, Moment, OrderId, OrderingKey, Owner,
+    Reason, Record, Renew, Renewed, Request, Settle, Settled, Settlement, Stale, StaleLease, Store,
     Transition,
 };
 use twobox_memory::MemoryStore;
@@ -99,7 +99,7 @@ fn steps() -> impl Strategy<Value = Step> {
 /// A lease that the store gave, as the driver of the test knows it.
 #[derive(Debug)]
 struct Given {
-    lane: OrderingKey,
+    lane: LaneKey,
     /// By both clocks: its end, and when half of it is over.
     until: Moment,
     half: Moment,
@@ -140,7 +140,7 @@ struct Driver {
     /// By token: each lease that was given and is not settled.
     leases: BTreeMap<u64, Given>,
     tokens: u64,
-    sequences: BTreeMap<OrderingKey, u64>,
+    sequences: BTreeMap<LaneKey, u64>,
     stopping: bool,
     /// Until when it is patient, once it stops.
     patient_until: Duration,
@@ -402,7 +402,7 @@ impl Driver {
 
     /// P10: as soon as the store is free, it looks for something to publish if a call could begin.
     fn check_liveness(&self) {
-        let held = |lane: &OrderingKey| self.publishing.iter().any(|it| it.0.lease.lane == *lane);
+        let held = |lane: &LaneKey| self.publishing.iter().any(|it| it.0.lease.lane == *lane);
         let waits = self.leases.values().filter(|given| !given.lost && !given.ended);
         let mut waits = waits.filter(|given| given.published < given.events.len());
         let excused = self.stopping
@@ -453,12 +453,14 @@ impl Driver {
 
     /// A lease of events of a lane, from the place after `after` on, each with a body of so many
     /// bytes, as a claim would give it.
-    fn lease(&self, lane: &OrderingKey, after: u64, bodies: &[usize]) -> Leased {
+    fn lease(&self, lane: &LaneKey, after: u64, bodies: &[usize]) -> Leased {
         let (store, now) = (MemoryStore::new(), self.machine.now());
         let request = Request::new("shop", "req", Fingerprint::of([("n", "1")])).unwrap();
         let drafts = (after + 1..).zip(bodies).map(|(n, bytes)| {
             let draft = Draft::new("created", Body::text("b".repeat(*bytes)).unwrap()).unwrap();
-            draft.id(EventId::new(format!("{lane}/{n}")).unwrap()).ordering_key(lane.clone())
+            draft
+                .id(EventId::new(format!("{lane}/{n}")).unwrap())
+                .ordering_key(lane.ordering_key.clone())
         });
         let body = Body::text("an order").unwrap();
         let order = OrderId::new("order").unwrap();
@@ -489,7 +491,7 @@ impl Driver {
         for (lane, events) in lanes {
             // Lanes have bodies of different sizes.
             let size = usize::from(*lane) * 5;
-            let lane = OrderingKey::new(format!("lane-{lane}")).unwrap();
+            let lane = LaneKey::from(OrderingKey::new(format!("lane-{lane}")).unwrap());
             // The store gives a lane again only when its lease is over; by then the relay may still
             // hold it.
             let held = self
@@ -620,7 +622,7 @@ impl Driver {
 
     fn unexpected(&mut self, which: u8) {
         let lease = LeaseRef {
-            lane: OrderingKey::new(format!("lane-{}", which % LANES)).unwrap(),
+            lane: OrderingKey::new(format!("lane-{}", which % LANES)).unwrap().into(),
             token: 77_777,
         };
         let mut leased = self.lease(&lease.lane, 100, &[1]);

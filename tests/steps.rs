@@ -17,10 +17,10 @@ use proptest::sample::Index;
 use redb::TableDefinition;
 use redb::backends::InMemoryBackend;
 use twobox::{
-    Body, Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, Discard, Draft, Due, Dump, Ending,
-    EventId, EventState, Fingerprint, LeaseRef, Leased, Load, Millis, OrderId, OrderingKey, Owner,
-    Purge, Query, Reader, Reason, Record, Redrive, RedriveWindow, Renew, Request, Retention,
-    Settle, Settlement, Store, Table, Tables, Transaction, WhenDead,
+    Body, Cancel, Checked, Claim, CommitOrder, DeliveryPolicy, Destinations, Discard, Draft, Due,
+    Dump, Ending, EventId, EventState, Fingerprint, LaneKey, LeaseRef, Leased, Load, Millis,
+    OrderId, OrderingKey, Owner, Purge, Query, Reader, Reason, Record, Redrive, RedriveWindow,
+    Renew, Request, Retention, Settle, Settlement, Store, Table, Tables, Transaction, WhenDead,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::{Lent, RedbOptions, RedbStore};
@@ -264,6 +264,7 @@ impl World {
                 Step::Load(Query::Deliveries { events, run: 3 })
             }
             Op::Load(n) => Step::Load(Query::Due(Due {
+                destinations: Destinations::ALL,
                 now,
                 floor: Millis::new(0),
                 lanes: usize::from(*n) * 9,
@@ -400,7 +401,7 @@ fn in_redb(
 fn check(store: &MemoryStore) {
     let dump = Dump::of(&mut store.view().unwrap()).unwrap();
     let events = dump.events();
-    let mut pending: BTreeMap<&OrderingKey, u64> = BTreeMap::new();
+    let mut pending: BTreeMap<&LaneKey, u64> = BTreeMap::new();
     for (state, row) in events.values() {
         if matches!(state, EventState::Pending | EventState::Leased) {
             *pending.entry(&row.lane).or_default() += 1;
@@ -456,7 +457,15 @@ fn run(transactions: Vec<(Way, End, i64, Vec<Op>)>) {
         assert_eq!(text(in_redb.unwrap()), text(in_memory.unwrap()), "after {way:?} {end:?}");
         for due in [at, Millis::MAX] {
             let (floor, bytes) = (Millis::new(0), usize::MAX);
-            let due = Due { now: due, floor, lanes: 4096, run: 3, events: 4096, bytes };
+            let due = Due {
+                destinations: Destinations::ALL,
+                now: due,
+                floor,
+                lanes: 4096,
+                run: 3,
+                events: 4096,
+                bytes,
+            };
             let due = Query::Due(due);
             assert_eq!(
                 redb.view().unwrap().load(&due).unwrap(),

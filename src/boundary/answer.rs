@@ -7,7 +7,7 @@ use core::iter::Peekable;
 use core::slice;
 
 use crate::event::{Body, Event};
-use crate::ids::{Consumer, EventId, OrderId, OrderingKey, RequestKey};
+use crate::ids::{Consumer, EventId, LaneKey, OrderId, OrderingKey, RequestKey};
 use crate::stats::Stats;
 use crate::table::{
     CallRow, EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, OutboxRow, Parts, PositionRow,
@@ -76,8 +76,8 @@ impl From<Delivery> for DeadLetter {
 /// A lane with its first pending events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Lane {
-    /// Its ordering key.
-    pub key: OrderingKey,
+    /// Its destination and ordering key.
+    pub key: LaneKey,
     /// Its row.
     pub row: LaneRow,
     /// The revision of its row.
@@ -98,7 +98,7 @@ impl Lane {
 /// that order too.
 pub(crate) fn seek<'a>(
     lanes: &mut Peekable<slice::Iter<'a, Lane>>,
-    key: &OrderingKey,
+    key: &LaneKey,
 ) -> Option<&'a Lane> {
     while lanes.next_if(|lane| lane.key < *key).is_some() {}
     lanes.peek().copied().filter(|lane| lane.key == *key)
@@ -115,7 +115,7 @@ impl<'a> LaneRows<'a> {
     }
 
     /// The row of the lane with this key, which is not before the one that was asked for last.
-    pub(crate) fn seek(&mut self, key: &OrderingKey) -> Option<&'a LaneRow> {
+    pub(crate) fn seek(&mut self, key: &LaneKey) -> Option<&'a LaneRow> {
         while let Some(Stored { record: Record::Lane(there, row), .. }) = self.0.as_slice().first()
         {
             match there.cmp(key) {
@@ -173,7 +173,7 @@ rows_by_key! {
     /// What happened to an event.
     outbox(id: EventId) -> OutboxRow: parts(Table::Outbox, [id.as_str()]), Record::Outbox(_, row) => row;
     /// A lane.
-    lane(key: OrderingKey) -> LaneRow: parts(Table::Lanes, [key.as_str()]), Record::Lane(_, row) => row;
+    lane(key: LaneKey) -> LaneRow: parts(Table::Lanes, key.texts()), Record::Lane(_, row) => row;
     /// What a consumer received.
     inbox(consumer: Consumer, event: EventId) -> InboxRow:
         parts(Table::Inbox, [consumer.as_str(), event.as_str()]), Record::Inbox(_, _, row) => row;

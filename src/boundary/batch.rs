@@ -5,7 +5,7 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::mem::swap;
 
-use crate::ids::{Invalid, OrderingKey};
+use crate::ids::{Invalid, LaneKey};
 use crate::lane::LaneEdit;
 use crate::table::{Key, LaneRow, Parts, Record, Revision, Stored, Table, parts};
 use crate::time::Millis;
@@ -66,7 +66,7 @@ pub enum Change {
     /// gives the row after it; its revision grows by one.
     Lane {
         /// Which lane.
-        key: OrderingKey,
+        key: LaneKey,
         /// The fencing token of the lease.
         token: u64,
         /// What changes.
@@ -100,7 +100,7 @@ impl Change {
         match self {
             Self::Put { record, .. } => record.parts(),
             Self::Delete { key, .. } => key.parts(),
-            Self::Lane { key, .. } => parts(Table::Lanes, [key.as_str()]),
+            Self::Lane { key, .. } => parts(Table::Lanes, key.texts()),
         }
     }
 
@@ -225,7 +225,7 @@ impl Batch {
     }
 
     /// Changes a lane under this token.
-    pub(crate) fn edit(&mut self, key: OrderingKey, token: u64, edit: LaneEdit, at: Millis) {
+    pub(crate) fn edit(&mut self, key: LaneKey, token: u64, edit: LaneEdit, at: Millis) {
         self.changes.push(Change::Lane { key, token, edit, at });
     }
 

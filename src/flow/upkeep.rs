@@ -12,7 +12,7 @@ use super::run::{RunFlow, unasked};
 use super::{Ask, Flow, Steps, Stop, Told};
 use crate::boundary::{Query, Rows, Transition};
 use crate::checked::Checked;
-use crate::ids::{EventId, EventType, OrderingKey};
+use crate::ids::{EventId, EventType, LaneKey};
 use crate::retention::{RedriveWindow, Retention};
 use crate::time::Millis;
 use crate::transition::operator::{Operated, PassOver, Redrive};
@@ -151,7 +151,7 @@ pub struct RedriveFlow<'a> {
     now: Millis,
     all: Operated,
     /// What is to be redriven, by lane and place; while it looks, as it was found.
-    found: Vec<(OrderingKey, u64, EventId)>,
+    found: Vec<(LaneKey, u64, EventId)>,
     running: Running<Redrive>,
 }
 

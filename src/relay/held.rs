@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::machine::Ticket;
-use crate::ids::{EventId, OrderingKey};
+use crate::ids::{EventId, LaneKey};
 use crate::lane::LeaseRef;
 use crate::time::{Millis, Moment};
 use crate::transition::claim::Leased;
@@ -97,9 +97,9 @@ pub(super) struct Call {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Lanes {
     /// Boxed, since a map has room for several at once.
-    held: BTreeMap<OrderingKey, Box<Held>>,
+    held: BTreeMap<LaneKey, Box<Held>>,
     /// Lanes of which nothing is being published, and something waits.
-    ready: BTreeSet<OrderingKey>,
+    ready: BTreeSet<LaneKey>,
     /// How many leases are to be renewed at each uptime, and at each time of day.
     renewals: Times<Duration>,
     stamped_renewals: Times<Millis>,
@@ -127,7 +127,7 @@ impl Lanes {
     }
 
     /// How many lanes wait to be published, but for those that `skip` says.
-    pub(super) fn ready(&self, skip: &BTreeSet<OrderingKey>) -> usize {
+    pub(super) fn ready(&self, skip: &BTreeSet<LaneKey>) -> usize {
         self.ready.len() - skip.intersection(&self.ready).count()
     }
 
@@ -137,7 +137,7 @@ impl Lanes {
     }
 
     /// The lanes whose publishes are overdue.
-    pub(super) fn overdue(&self, now: Duration) -> Vec<OrderingKey> {
+    pub(super) fn overdue(&self, now: Duration) -> Vec<LaneKey> {
         if self.overdue_at().is_none_or(|at| at > now) {
             return Vec::new();
         }
@@ -226,7 +226,7 @@ impl Lanes {
         &mut self,
         now: Moment,
         most: usize,
-        skip: &BTreeSet<OrderingKey>,
+        skip: &BTreeSet<LaneKey>,
         call: Call,
     ) -> Vec<Ticket> {
         let alone = self.alone();
@@ -257,7 +257,7 @@ impl Lanes {
 
     /// What was being published of a lane is confirmed: its slot, and whether something waits
     /// behind it.
-    pub(super) fn confirm(&mut self, lane: &OrderingKey) -> Option<(usize, bool)> {
+    pub(super) fn confirm(&mut self, lane: &LaneKey) -> Option<(usize, bool)> {
         let held = self.held.get_mut(lane)?;
         let call = held.publishing.take()?;
         debug_assert!(held.confirmed < held.leased.events.len(), "something was being published");
@@ -275,7 +275,7 @@ impl Lanes {
     /// it what was being published.
     pub(super) fn end(
         &mut self,
-        lane: &OrderingKey,
+        lane: &LaneKey,
         ending: Option<Ending>,
     ) -> Option<(Ended, Option<Publishing>)> {
         let held = self.remove(lane)?;
@@ -284,23 +284,23 @@ impl Lanes {
     }
 
     /// The lanes of which nothing is being published: what is confirmed to its end was ended.
-    pub(super) fn resting(&self) -> Vec<OrderingKey> {
+    pub(super) fn resting(&self) -> Vec<LaneKey> {
         debug_assert_eq!(self.ready.len() + self.publishing(), self.held.len());
         self.ready.iter().cloned().collect()
     }
 
     /// All lanes.
-    pub(super) fn all(&self) -> Vec<OrderingKey> {
+    pub(super) fn all(&self) -> Vec<LaneKey> {
         self.held.keys().cloned().collect()
     }
 
     /// Others hold this lane now. What was confirmed is theirs to find out.
-    pub(super) fn lose(&mut self, lane: &OrderingKey) -> Option<Publishing> {
+    pub(super) fn lose(&mut self, lane: &LaneKey) -> Option<Publishing> {
         let held = self.remove(lane)?;
         held.under_way()
     }
 
-    fn remove(&mut self, lane: &OrderingKey) -> Option<Box<Held>> {
+    fn remove(&mut self, lane: &LaneKey) -> Option<Box<Held>> {
         let held = self.held.remove(lane)?;
         self.ready.remove(lane);
         self.renewals.remove(held.term.renews);

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::held::Publishing;
-use crate::ids::OrderingKey;
+use crate::ids::LaneKey;
 use crate::lane::LeaseRef;
 
 /// All of them.
@@ -15,7 +15,7 @@ pub(super) struct Left {
     publishes: Vec<Publishing>,
     hung: Vec<Publishing>,
     /// Lanes of which nothing else is published before the end of one of `publishes` (P4).
-    held_back: BTreeSet<OrderingKey>,
+    held_back: BTreeSet<LaneKey>,
 }
 
 impl Left {
@@ -34,7 +34,7 @@ impl Left {
     }
 
     /// The lanes that have to wait.
-    pub(super) const fn held_back(&self) -> &BTreeSet<OrderingKey> {
+    pub(super) const fn held_back(&self) -> &BTreeSet<LaneKey> {
         &self.held_back
     }
 

@@ -12,7 +12,7 @@ use super::slots::Slots;
 use super::trace;
 use crate::checked::Checked;
 use crate::flow::{ExchangeFlow, Exchanged};
-use crate::ids::{Invalid, OrderingKey, Reason};
+use crate::ids::{Invalid, LaneKey, Reason};
 use crate::lane::LeaseRef;
 use crate::message::Message;
 use crate::time::{Millis, Moment};
@@ -561,7 +561,7 @@ impl RelayMachine {
         }
     }
 
-    fn end_publish(&mut self, lane: &OrderingKey, published: Published) {
+    fn end_publish(&mut self, lane: &LaneKey, published: Published) {
         let ending = match published {
             Published::Confirmed => return self.confirmed(lane),
             Published::Failed(reason) => Ending::Failed(reason),
@@ -582,7 +582,7 @@ impl RelayMachine {
         self.end_lane(lane, Some(ending));
     }
 
-    fn confirmed(&mut self, lane: &OrderingKey) {
+    fn confirmed(&mut self, lane: &LaneKey) {
         // While it pauses, this is the answer to a publish from before.
         if !self.is_paused() {
             self.broker_failures = 0;
@@ -797,7 +797,7 @@ impl RelayMachine {
         }
     }
 
-    fn end_lane(&mut self, lane: &OrderingKey, ending: Option<Ending>) {
+    fn end_lane(&mut self, lane: &LaneKey, ending: Option<Ending>) {
         let Some((ended, publishing)) = self.lanes.end(lane, ending) else { return };
         self.settlements.push(ended);
         if let Some(publishing) = publishing {

@@ -28,8 +28,8 @@ pub enum Published {
 
 /// Hands events to a broker.
 pub trait Publisher {
-    /// Publishes a batch and answers for each of its messages, in their order. No two of them have
-    /// the same ordering key, so they may be published at the same time. A message without an
+    /// Publishes a batch and answers for each of its messages, in their order. No two of them are of
+    /// the same lane, so they may be published at the same time. A message without an
     /// answer counts as failed.
     fn publish(&mut self, batch: &[Message], now: Millis) -> Vec<Published>;
 

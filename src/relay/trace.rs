@@ -10,7 +10,7 @@ use core::fmt::Display;
 
 use super::{Phase, Published};
 use crate::flow::Exchanged;
-use crate::ids::{EventId, OrderingKey, Reason};
+use crate::ids::{EventId, LaneKey, Reason};
 use crate::message::Message;
 use crate::transition::settle::Renewed;
 
@@ -34,7 +34,7 @@ pub fn published(message: &Message, published: &Published) {
 }
 
 /// Tells that a publish did not end in time.
-pub fn overdue(id: &EventId, lane: &OrderingKey, reason: &Reason) {
+pub fn overdue(id: &EventId, lane: &LaneKey, reason: &Reason) {
     #[cfg(feature = "tracing")]
     tracing::warn!(%id, %lane, %reason, "overdue");
 }

@@ -19,7 +19,7 @@ use crate::boundary::DeadLetter;
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::Body;
 use crate::flow::{Ask, Called, Flow, RunFlow, Then, Told, WriteFlow};
-use crate::ids::{Consumer, EventId, OrderId, OrderingKey, Reason, RequestKey};
+use crate::ids::{Consumer, EventId, LaneKey, OrderId, Reason, RequestKey};
 use crate::stats::Stats;
 use crate::table::{
     EventRow, EventState, InboxRow, Key, LaneRow, OrderRow, RequestRow, Stored, Table,

@@ -24,8 +24,8 @@ macro_rules! readings {
                     let (delivery, lane) = (rows.deliveries.first()?, rows.lanes.first()?);
                     Some(lane.state(&delivery.row))
                 };
-            /// The lane of an ordering key.
-            lane(key: &OrderingKey) -> Option<LaneRow>:
+            /// A lane.
+            lane(key: &LaneKey) -> Option<LaneRow>:
                 Query::rows([Key::Lane(key.clone())]),
                 |rows: Rows| rows.lane(key).map(|(row, _)| row.clone());
             /// What became of an event at a consumer, if it has arrived there.

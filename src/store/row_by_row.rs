@@ -2,13 +2,15 @@
 //! entries are read, and has its [`Load::load`](super::Load::load).
 
 use alloc::borrow::Cow;
+use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 
 use thiserror::Error;
 
 use super::StoreError;
-use crate::boundary::{Delivery, Due, Finished, Lane, Query, Rows};
-use crate::ids::{EventId, OrderingKey};
+use crate::boundary::{Delivery, Destinations, Due, Finished, Lane, Query, Rows};
+use crate::ids::{Destination, EventId, LaneKey, OrderingKey};
 use crate::stats::Stats;
 use crate::table::{
     CallState, DeliveryState, EventRow, EventState, InboxState, Key, OutboxRow, PlacedOrder,
@@ -42,10 +44,22 @@ pub trait RowByRow {
         after: Option<&Key>,
     ) -> impl Iterator<Item = Result<Cow<'_, Stored>, Self::Error>>;
 
-    /// The entries [`IndexEntry::Due`](crate::IndexEntry::Due) at or after this time, in their
-    /// order.
+    /// The next destination that has an entry [`IndexEntry::Due`](crate::IndexEntry::Due), after
+    /// this one. It must not cost more where many lanes are due at one destination.
+    ///
+    /// # Errors
+    ///
+    /// The store's own.
+    fn destination_after(
+        &self,
+        after: Option<&Destination>,
+    ) -> Result<Option<Destination>, Self::Error>;
+
+    /// The entries [`IndexEntry::Due`](crate::IndexEntry::Due) of a destination at or after this
+    /// time, in their order.
     fn due_from(
         &self,
+        destination: &Destination,
         floor: Millis,
     ) -> impl Iterator<Item = Result<(Millis, OrderingKey), Self::Error>>;
 
@@ -53,7 +67,7 @@ pub trait RowByRow {
     /// sequence, in their order.
     fn places_from(
         &self,
-        lane: &OrderingKey,
+        lane: &LaneKey,
         sequence: u64,
     ) -> impl Iterator<Item = Result<(u64, EventId), Self::Error>>;
 
@@ -157,7 +171,7 @@ fn dead_event<S: RowByRow>(store: &S, id: EventId) -> Result<Delivery, S::Error>
 }
 
 /// A lane without events, which must be there.
-fn lane<S: RowByRow>(store: &S, key: &OrderingKey) -> Result<Lane, S::Error> {
+fn lane<S: RowByRow>(store: &S, key: &LaneKey) -> Result<Lane, S::Error> {
     let key = Key::Lane(key.clone());
     match store.row(&key)?.map(Cow::into_owned) {
         Some(Stored { record: Record::Lane(key, row), revision }) => {
@@ -168,7 +182,7 @@ fn lane<S: RowByRow>(store: &S, key: &OrderingKey) -> Result<Lane, S::Error> {
 }
 
 /// A lane that the index says is due at this time.
-fn due_lane<S: RowByRow>(store: &S, at: Millis, key: &OrderingKey) -> Result<Lane, S::Error> {
+fn due_lane<S: RowByRow>(store: &S, at: Millis, key: &LaneKey) -> Result<Lane, S::Error> {
     let lane = lane(store, key)?;
     if lane.row.index_due() == Some(at) {
         Ok(lane)
@@ -199,14 +213,67 @@ fn pending<S: RowByRow>(
     })
 }
 
+/// The destinations that something is due at.
+fn destinations<S: RowByRow>(store: &S) -> impl Iterator<Item = Result<Destination, S::Error>> {
+    let next = |last: &Result<Destination, S::Error>| {
+        store.destination_after(Some(last.as_ref().ok()?)).transpose()
+    };
+    core::iter::successors(store.destination_after(None).transpose(), next)
+}
+
+/// What is due at some destinations at or after a time, in the order of times and then of lanes.
+struct Merged<'d, I: Iterator> {
+    /// Those of each destination that are left.
+    entries: Vec<(&'d Destination, I)>,
+    /// The first ones of them, the least on top, each with its place there.
+    first: BinaryHeap<Reverse<(Millis, LaneKey, usize)>>,
+}
+
+impl<'d, E, I: Iterator<Item = Result<(Millis, OrderingKey), E>>> Merged<'d, I> {
+    fn of(
+        destinations: &'d [Destination],
+        entries: impl Fn(&'d Destination) -> I,
+    ) -> Result<Self, E> {
+        let entries = destinations.iter().map(|destination| (destination, entries(destination)));
+        let entries: Vec<_> = entries.collect();
+        let mut merged = Self { first: BinaryHeap::with_capacity(entries.len()), entries };
+        (0..destinations.len()).try_for_each(|at| merged.advance(at))?;
+        Ok(merged)
+    }
+
+    /// Takes the next one of a destination.
+    fn advance(&mut self, at: usize) -> Result<(), E> {
+        let (destination, entries) = &mut self.entries[at];
+        if let Some((due, ordering_key)) = entries.next().transpose()? {
+            let key = LaneKey { destination: destination.clone(), ordering_key };
+            self.first.push(Reverse((due, key, at)));
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<(Millis, LaneKey)>, E> {
+        let Some(Reverse((due, key, at))) = self.first.pop() else { return Ok(None) };
+        self.advance(at)?;
+        Ok(Some((due, key)))
+    }
+}
+
 fn lanes_due<S: RowByRow>(
     store: &S,
-    Due { now, floor, lanes, run, events, bytes }: &Due,
+    Due { now, floor, destinations, lanes, run, events, bytes }: &Due,
 ) -> Result<Vec<Lane>, S::Error> {
     let mut found = Vec::new();
     let (mut events, mut bytes) = (*events, *bytes);
-    for entry in store.due_from(*floor).take(*lanes) {
-        let (due, key) = entry?;
+    let at: Vec<Destination> = match destinations {
+        Destinations::Only(only) => alloc::vec![only.clone()],
+        Destinations::Except(_) => self::destinations(store)
+            .filter(|at| at.as_ref().map_or(true, |at| destinations.contains(at)))
+            .collect::<Result<_, _>>()?,
+    };
+    let mut entries = Merged::of(&at, |at| store.due_from(at, *floor))?;
+    while found.len() < *lanes
+        && let Some((due, key)) = entries.next()?
+    {
         if events == 0 || bytes == 0 || due == Millis::MAX {
             break;
         }
@@ -325,11 +392,15 @@ fn finished<S: RowByRow>(
 
 fn stats<S: RowByRow>(store: &S, now: Millis) -> Result<Stats, S::Error> {
     let mut stats = Stats::default();
-    for entry in store.due_from(Millis::new(0)) {
-        let (at, key) = entry?;
-        let lane = due_lane(store, at, &key)?;
-        let pending = pending(store, &lane, false).collect::<Result<Vec<Delivery>, _>>()?;
-        stats.add_lane(now, &lane.row, pending.iter().map(|next| &next.row));
+    for destination in destinations(store) {
+        let destination = destination?;
+        for entry in store.due_from(&destination, Millis::new(0)) {
+            let (at, ordering_key) = entry?;
+            let key = LaneKey { destination: destination.clone(), ordering_key };
+            let lane = due_lane(store, at, &key)?;
+            let pending = pending(store, &lane, false).collect::<Result<Vec<Delivery>, _>>()?;
+            stats.add_lane(now, &lane.row, pending.iter().map(|next| &next.row));
+        }
     }
     for id in store.dead_after(None) {
         stats.add_dead(&dead_event(store, id?)?.row);

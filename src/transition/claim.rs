@@ -5,9 +5,11 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::settle::{Ending, Settlement};
-use crate::boundary::{Batch, Decision, Delivery, Due, Lane, Query, Rows, Transition};
+use crate::boundary::{
+    Batch, Decision, Delivery, Destinations, Due, Lane, Query, Rows, Transition,
+};
 use crate::checked::Checked;
-use crate::ids::{EventId, Invalid, OrderingKey, Owner, Reason};
+use crate::ids::{Destination, EventId, Invalid, LaneKey, Owner, Reason};
 use crate::lane::LeaseRef;
 use crate::message::{LanePlace, Message};
 use crate::policy::{DeliveryPolicy, WhenDead};
@@ -37,6 +39,7 @@ pub struct Claim<'a> {
     run: usize,
     bytes: usize,
     floor: Millis,
+    destinations: Destinations,
 }
 
 impl<'a> Claim<'a> {
@@ -70,7 +73,8 @@ impl<'a> Claim<'a> {
         }
         policy.check_lease(lease)?;
         let (run, bytes) = (limit.min(16), usize::MAX);
-        Ok(Self { policy, owner, lease, limit, run, bytes, floor: Millis::new(0) })
+        let (floor, destinations) = (Millis::new(0), Destinations::ALL);
+        Ok(Self { policy, owner, lease, limit, run, bytes, floor, destinations })
     }
 
     /// With at most `run` events of one lane, 1 or more: they are published one after the other,
@@ -95,6 +99,20 @@ impl<'a> Claim<'a> {
     #[must_use]
     pub const fn floor(mut self, floor: Millis) -> Self {
         self.floor = floor;
+        self
+    }
+
+    /// Leaves out the lanes of these destinations, at no cost, however many wait there.
+    #[must_use]
+    pub fn except(mut self, destinations: impl IntoIterator<Item = Destination>) -> Self {
+        self.destinations = Destinations::except(destinations);
+        self
+    }
+
+    /// Looks only at lanes of this destination; of this and [`Claim::except`], the last one counts.
+    #[must_use]
+    pub fn only(mut self, destination: Destination) -> Self {
+        self.destinations = Destinations::Only(destination);
         self
     }
 }
@@ -167,7 +185,7 @@ pub struct Claimed {
     /// What is to be published, by lane.
     pub leased: Vec<Leased>,
     /// Events that were given up, since they had no start left, each with its lane.
-    pub dead: Vec<(EventId, OrderingKey)>,
+    pub dead: Vec<(EventId, LaneKey)>,
     /// When there will be more to claim, as far as it is known now: at once if the limit was
     /// reached, or a lane gave nothing.
     pub next_due: Option<Millis>,
@@ -179,7 +197,8 @@ impl Transition for Claim<'_> {
 
     fn query(&self, now: Millis) -> Query {
         let Self { limit, run, bytes, floor, .. } = *self;
-        Query::Due(Due { now, floor, lanes: limit, run, events: limit, bytes })
+        let destinations = self.destinations.clone();
+        Query::Due(Due { now, floor, destinations, lanes: limit, run, events: limit, bytes })
     }
 
     fn decide(&self, now: Millis, rows: &Rows) -> Result<Decision<Claimed>, Self::Refusal> {

@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::register::{ParametersDiffer, Request};
 use crate::boundary::{Batch, Decision, Query, Rows, Transition};
 use crate::event::{Body, Draft, Event};
-use crate::ids::{EventId, Invalid, OrderId, OrderingKey, RequestKey};
+use crate::ids::{EventId, Invalid, LaneKey, OrderId, OrderingKey, RequestKey};
 use crate::table::{EventRow, Key, LaneRow, OrderRow, PlacedOrder, Record, RequestRow, Revision};
 use crate::time::Millis;
 
@@ -97,10 +97,12 @@ impl<'a> CommitOrder<'a> {
         self
     }
 
-    fn lane_of(&self, draft: &Draft) -> OrderingKey {
+    fn lane_of(&self, draft: &Draft) -> LaneKey {
         // An order id that is a key of its own is as long as a key may be: both limits are the
         // same.
-        draft.ordering_key.clone().unwrap_or_else(|| OrderingKey::of_order(&self.order))
+        let own = || OrderingKey::of_order(&self.order);
+        let ordering_key = draft.ordering_key.clone().unwrap_or_else(own);
+        LaneKey { destination: draft.destination.clone(), ordering_key }
     }
 }
 
@@ -210,7 +212,7 @@ impl CommitOrder<'_> {
     /// Puts each event to the end of its lane.
     fn append_events(&self, now: Millis, rows: &Rows, batch: &mut Batch) {
         // In the order of their keys, each once.
-        let mut lanes: Vec<(OrderingKey, LaneRow, Option<Revision>)> = Vec::with_capacity(1);
+        let mut lanes: Vec<(LaneKey, LaneRow, Option<Revision>)> = Vec::with_capacity(1);
         for (draft, id) in self.events.iter().zip(&self.ids) {
             let key = self.lane_of(draft);
             let at = lanes.binary_search_by(|(there, _, _)| there.cmp(&key)).unwrap_or_else(|at| {
@@ -226,7 +228,8 @@ impl CommitOrder<'_> {
                 order: self.order.clone(),
                 event_type: draft.event_type.clone(),
                 schema_version: draft.schema_version,
-                ordering_key: key,
+                destination: key.destination,
+                ordering_key: key.ordering_key,
                 time: now,
                 headers: draft.headers.clone(),
                 body: draft.body.clone(),

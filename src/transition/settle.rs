@@ -7,7 +7,7 @@ use core::time::Duration;
 use super::claim::{Leased, LeasedEvent};
 use crate::boundary::{Batch, Decision, LaneRows, Query, Rows, Transition};
 use crate::checked::Checked;
-use crate::ids::{EventId, OrderingKey, Reason};
+use crate::ids::{EventId, LaneKey, Reason};
 use crate::lane::{LaneEdit, LeaseRef, Stale, StaleLease};
 use crate::policy::{DeliveryPolicy, WhenDead};
 use crate::table::{DeliveryState, Key, LaneRow, OutboxRow, Record};
@@ -236,7 +236,7 @@ pub struct Settled {
     /// How many were deferred, or could not be published since the broker was not there.
     pub released: usize,
     /// The events that are dead now, each with its lane.
-    pub dead: Vec<(EventId, OrderingKey)>,
+    pub dead: Vec<(EventId, LaneKey)>,
     /// The leases that were not current: nothing changed under them, and others deliver those
     /// events.
     pub stale: Vec<StaleLease>,

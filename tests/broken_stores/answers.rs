@@ -2,7 +2,7 @@
 
 use super::{Defect, Disk, RIGHT};
 use crate::defects;
-use twobox::{Due, Finished, Key, Millis, OutboxRow, Query, Record, Rows, Table};
+use twobox::{Destinations, Due, Finished, Key, Millis, OutboxRow, Query, Record, Rows, Table};
 
 /// Changes the question for due lanes.
 fn due(query: &mut Query, change: impl FnOnce(&mut Due)) {
@@ -50,6 +50,25 @@ defects! {
         ["the answer to Rows", "the order is wrong"],
         Defect { answer: |query, rows, _| {
             if matches!(query, Query::Rows(_)) { rows.rows.sort_by_key(|row| row.revision); }
+        }, ..RIGHT };
+    answers_for_all_destinations: "contract::answers_are_those_of_the_model",
+        ["the answer to Due", "its lanes"],
+        Defect { ask: |query| due(query, |due| due.destinations = Destinations::ALL), ..RIGHT };
+    leaves_out_what_sorts_behind_an_excepted_destination: "contract::answers_are_those_of_the_model",
+        ["the answer to Due", "its lanes"],
+        Defect { answer: |query, rows, _| {
+            if let Query::Due(Due { destinations: Destinations::Except(except), .. }) = query
+                && let Some(first) = except.first()
+            {
+                rows.lanes.retain(|lane| lane.key.destination < *first);
+            }
+        }, ..RIGHT };
+    answers_destination_by_destination: "contract::answers_are_those_of_the_model",
+        ["the answer to Due", "its lanes"],
+        Defect { answer: |query, rows, _| {
+            if matches!(query, Query::Due(_)) {
+                rows.lanes.sort_by(|a, b| a.key.destination.cmp(&b.key.destination));
+            }
         }, ..RIGHT };
     reorders_the_events_of_a_lane: "contract::answers_are_those_of_the_model",
         ["the answer to Due", "its lanes", "lane"],

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use twobox::{
     CallState, Delivery, Due, EventId, EventState, Finished, InboxState, IndexEntry, Key, Lane,
-    Millis, OrderingKey, PlacedOrder, Query, Record, Revision, Rows, Stats, Stored, Table,
+    LaneKey, Millis, PlacedOrder, Query, Record, Revision, Rows, Stats, Stored, Table,
 };
 
 use crate::defect::Defect;
@@ -15,8 +15,8 @@ pub(crate) struct Disk {
     pub(crate) rows: BTreeMap<Key, Stored>,
     /// Under which text a row is kept, and under which key.
     pub(crate) keys: BTreeMap<(Table, String), Key>,
-    pub(crate) due: BTreeSet<(Millis, OrderingKey)>,
-    pub(crate) places: BTreeMap<(OrderingKey, u64), EventId>,
+    pub(crate) due: BTreeSet<(Millis, LaneKey)>,
+    pub(crate) places: BTreeMap<(LaneKey, u64), EventId>,
     pub(crate) dead: BTreeSet<EventId>,
     /// How often rows were written that are gone.
     pub(crate) gone: BTreeMap<Key, Revision>,
@@ -57,7 +57,7 @@ impl Disk {
         Some(Delivery::new(event.clone(), outbox, envelope))
     }
 
-    fn lane(&self, key: &OrderingKey) -> Option<Lane> {
+    fn lane(&self, key: &LaneKey) -> Option<Lane> {
         let Stored { record: Record::Lane(key, row), revision } =
             self.rows.get(&Key::Lane(key.clone()))?
         else {
@@ -87,7 +87,7 @@ impl Disk {
             Query::Deliveries { events, run } => {
                 let found = events.iter().filter_map(|id| self.delivery(id, false));
                 let deliveries: Vec<Delivery> = found.collect();
-                let keys: BTreeSet<&OrderingKey> =
+                let keys: BTreeSet<&LaneKey> =
                     deliveries.iter().map(|next| &next.row.lane).collect();
                 let lanes = keys.into_iter().filter_map(|key| {
                     let lane = self.lane(key)?;
@@ -114,7 +114,10 @@ impl Disk {
 
     fn due(&self, defect: &Defect, due: &Due) -> Vec<Lane> {
         let (mut found, mut events, mut bytes) = (Vec::new(), due.events, due.bytes);
-        for (time, key) in self.due.iter().filter(|(time, _)| *time >= due.floor) {
+        let asked = |(time, key): &&(Millis, LaneKey)| {
+            *time >= due.floor && due.destinations.contains(&key.destination)
+        };
+        for (time, key) in self.due.iter().filter(asked) {
             if found.len() == due.lanes || events == 0 || bytes == 0 || *time == Millis::MAX {
                 break;
             }
@@ -209,7 +212,9 @@ impl Disk {
 
     pub(crate) fn insert(&mut self, entry: IndexEntry) {
         match entry {
-            IndexEntry::Due(due, lane) => drop(self.due.insert((due, lane))),
+            IndexEntry::Due(destination, due, ordering_key) => {
+                self.due.insert((due, LaneKey { destination, ordering_key }));
+            }
             IndexEntry::Place(lane, sequence, id) => {
                 self.places.insert((lane, sequence), id);
             }
@@ -219,7 +224,10 @@ impl Disk {
 
     pub(crate) fn remove(&mut self, entry: &IndexEntry) {
         match entry {
-            IndexEntry::Due(due, lane) => drop(self.due.remove(&(*due, lane.clone()))),
+            IndexEntry::Due(destination, due, ordering_key) => {
+                let (destination, ordering_key) = (destination.clone(), ordering_key.clone());
+                self.due.remove(&(*due, LaneKey { destination, ordering_key }));
+            }
             IndexEntry::Place(lane, at, _) => drop(self.places.remove(&(lane.clone(), *at))),
             IndexEntry::Dead(id) => drop(self.dead.remove(id)),
         }

@@ -16,15 +16,15 @@ use twobox::store::asynchronous::{
 };
 use twobox::store::{NoCall, asynchronous, drive};
 use twobox::{
-    AsyncHandler, Body, Cancel, Checked, Claim, CommitOrder, CountFailure, DeliveryPolicy, Draft,
-    Dump, Ending, Event, Fingerprint, Handled, Headers, Inbox, Key, LeaseRef, Load, Message,
-    Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered, Renew, Request,
-    Retention, RunError, Settle, Stats, Store, purge_all_async, redrive_all_async,
+    AsyncHandler, Body, Cancel, Checked, Claim, CommitOrder, CountFailure, DeliveryPolicy,
+    Destination, Draft, Dump, Ending, Event, Fingerprint, Handled, Headers, Inbox, Key, LeaseRef,
+    Load, Message, Millis, ParametersDiffer, Query, Reader, Reason, Receive, Register, Registered,
+    Renew, Request, Retention, RunError, Settle, Stats, Store, purge_all_async, redrive_all_async,
 };
 use twobox_memory::{MemoryStore, State};
 
 use crate::driver::Rigged;
-use crate::support::name;
+use crate::support::{lane_key, name};
 use crate::waiting::{Waiting, answered, wait, waiting};
 
 const NOW: Millis = Millis::new(1_000);
@@ -63,6 +63,7 @@ fn order<'a>(request: &'a Request, id: &str) -> CommitOrder<'a> {
 
 fn event() -> Event {
     Event {
+        destination: Destination::default(),
         id: name("e"),
         order: name("o"),
         event_type: name("order.created"),
@@ -81,7 +82,7 @@ macro_rules! each_transition {
         let policy = Checked::<DeliveryPolicy>::default();
         let (first, second) = (request("r1"), request("r2"));
         let claim = || Claim::new(&policy, name("me"), Duration::from_millis(500), 10).unwrap();
-        let lease = || LeaseRef { lane: name("k"), token: NOW.get() + 1 };
+        let lease = || LeaseRef { lane: lane_key("k"), token: NOW.get() + 1 };
         let failed = || Some(Ending::Failed(Reason::new("no")));
         let renew = || Renew::new([lease()], Duration::from_secs(9));
         let receive = || Receive::new(name("c"), &event()).effect(Body::text("points").unwrap());

@@ -4,11 +4,12 @@
 use proptest::prelude::*;
 use twobox::codec::{Damaged, Decoder, decode, decode_revision, encode_key, encode_value};
 use twobox::{
-    Batch, Body, Change, DeliveryState, Event, EventId, EventRow, Fingerprint, Headers, IndexEntry,
-    Key, Millis, OutboxRow, PlacedOrder, Record, RequestKey, RequestRow, Revision, Stored, Table,
+    Batch, Body, Change, DeliveryState, Destination, Event, EventId, EventRow, Fingerprint,
+    Headers, IndexEntry, Key, Millis, OutboxRow, PlacedOrder, Record, RequestKey, RequestRow,
+    Revision, Stored, Table,
 };
 
-use crate::support::{insert, name, numbers, pending, records, stored};
+use crate::support::{insert, lane_key, name, numbers, pending, records, stored};
 
 fn key_bytes(key: &Key) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -266,6 +267,7 @@ fn headers_that_were_never_written_so_are_damaged() {
             .try_fold(Headers::new(), |headers, (name, value)| headers.with(*name, *value))
             .unwrap();
         let event = Event {
+            destination: Destination::default(),
             id: name("e"),
             order: name("o"),
             event_type: name("t"),
@@ -312,7 +314,7 @@ fn texts_that_were_made_to_fit_are_damaged_if_they_do_not() {
 #[test]
 fn index_entries_follow_from_the_row() {
     let at = Millis::new(7);
-    let place = || IndexEntry::Place(name("a"), 3, name("e"));
+    let place = || IndexEntry::Place(lane_key("a"), 3, name("e"));
     for (state, moved, entry) in [
         (DeliveryState::Pending, false, None),
         (DeliveryState::Pending, true, Some(place())),
@@ -329,8 +331,8 @@ fn index_entries_follow_from_the_row() {
         [(None, None, None), (Some(at), None, Some(at)), (None, blocked, Some(Millis::MAX))]
     {
         let row = twobox::LaneRow { due, blocked_by, ..crate::support::LANE };
-        let entry = stands.map(|at| IndexEntry::Due(at, name("a")));
-        assert_eq!(Record::Lane(name("a"), row).index_entry(), entry);
+        let entry = stands.map(|at| IndexEntry::Due(Destination::default(), at, name("a")));
+        assert_eq!(Record::Lane(lane_key("a"), row).index_entry(), entry);
     }
 }
 
@@ -342,7 +344,8 @@ fn a_known_name_is_not_right_everywhere() {
     let mut decoder = Decoder::default();
     assert_eq!(decoder.decode(Table::Outbox, &key, &value_bytes(&event)).unwrap(), event);
     let lane = stored(1, crate::support::lane("a", crate::support::LANE));
+    let key = [b"\0", &key[..]].concat();
     let damaged = decoder.decode(Table::Lanes, &key, &value_bytes(&lane)).unwrap_err();
     assert!(damaged.what.contains("ordering key is 160 bytes long"), "{damaged}");
-    assert_eq!(decoder.decode(Table::Lanes, b"a", &value_bytes(&lane)).unwrap(), lane);
+    assert_eq!(decoder.decode(Table::Lanes, b"\0a", &value_bytes(&lane)).unwrap(), lane);
 }

@@ -6,14 +6,15 @@ use core::time::Duration;
 use twobox::flow::ExchangeFlow;
 use twobox::store::{NoCall, drive};
 use twobox::{
-    Change, Checked, Claim, Claimed, Decision, Delivery, DeliveryPolicy, DeliveryState, Due,
-    Ending, Event, EventId, Headers, Key, Lane, LaneEdit, LaneRow, LeaseRef, Leased, Millis,
-    OutboxRow, Query, Reason, Renew, Revision, Rows, Settle, Settled, Settlement, Stale,
-    StaleLease, Stored, Transition, WhenDead,
+    Change, Checked, Claim, Claimed, Decision, Delivery, DeliveryPolicy, DeliveryState,
+    Destination, Destinations, Due, Ending, Event, EventId, Headers, Key, Lane, LaneEdit, LaneRow,
+    LeaseRef, Leased, Millis, OutboxRow, Query, Reason, Renew, Revision, Rows, Settle, Settled,
+    Settlement, Stale, StaleLease, Stored, Transition, WhenDead,
 };
 
 use crate::support::{
-    LANE, NOW, insert, lane, lease, ms, name, outbox, pending, store_of, stored, text, update,
+    LANE, NOW, insert, lane, lane_key, lease, ms, name, outbox, pending, store_of, stored, text,
+    update,
 };
 
 fn policy(when_dead: WhenDead) -> Checked<DeliveryPolicy> {
@@ -49,6 +50,7 @@ fn leased_lane(through: u64) -> LaneRow {
 
 fn event(id: &str, key: &str, body: &str) -> Event {
     Event {
+        destination: Destination::default(),
         id: name(id),
         order: name("o"),
         event_type: name("order.created"),
@@ -62,7 +64,7 @@ fn event(id: &str, key: &str, body: &str) -> Event {
 
 /// A lane in an answer, at revision 5.
 fn lane_of(key: &str, row: LaneRow, pending: Vec<Delivery>) -> Lane {
-    Lane { key: name(key), row, revision: Revision::from_stored(5), pending }
+    Lane { key: lane_key(key), row, revision: Revision::from_stored(5), pending }
 }
 
 /// A pending event that nothing has happened to.
@@ -73,7 +75,7 @@ fn untouched(id: &str, key: &str, sequence: u64) -> Delivery {
 
 /// A pending event with a row in the outbox, at revision 6.
 fn touched(id: &str, row: OutboxRow) -> Delivery {
-    let event = Some(event(id, row.lane.as_str(), "12345"));
+    let event = Some(event(id, row.lane.ordering_key.as_str(), "12345"));
     Delivery { id: name(id), row, revision: Some(Revision::from_stored(6)), event }
 }
 
@@ -105,7 +107,12 @@ fn seen(claimed: &Claimed) -> Vec<Seen<'_>> {
                 assert_eq!(place.begun, LANE.begun);
                 (message.event.id.as_str(), place.sequence, place.after, message.attempt)
             });
-            (leased.lease.lane.as_str(), leased.lease.token, leased.alone, events.collect())
+            (
+                leased.lease.lane.ordering_key.as_str(),
+                leased.lease.token,
+                leased.alone,
+                events.collect(),
+            )
         })
         .collect()
 }
@@ -130,7 +137,15 @@ fn claim_asks_for_what_it_may_take() {
         (claim(&block, 9).bytes(0), 9, 9, 9, 1, 0),
         (claim(&block, 9).floor(ms(5)), 9, 9, 9, all, 5),
     ] {
-        let due = Due { now: NOW, floor: ms(floor), lanes, run, events, bytes };
+        let due = Due {
+            destinations: Destinations::ALL,
+            now: NOW,
+            floor: ms(floor),
+            lanes,
+            run,
+            events,
+            bytes,
+        };
         assert_eq!(claim.query(NOW), Query::Due(due));
         assert!(claim.assume(NOW).is_none(), "which lanes are due cannot be assumed");
     }
@@ -272,7 +287,7 @@ fn claim_of_an_event_without_a_start_left() {
                 [update(6, outbox("e3", dead)), update(5, lane("a", after))]
             );
             let Claimed { leased, dead, next_due } = decision.outcome;
-            assert_eq!((leased, dead), (vec![], vec![(name("e3"), name("a"))]));
+            assert_eq!((leased, dead), (vec![], vec![(name("e3"), lane_key("a"))]));
             assert_eq!(next_due, Some(NOW));
         }
     }
@@ -402,7 +417,7 @@ fn how_many_events_can_be_pending() {
 }
 
 fn lease_ref(key: &str, token: u64) -> LeaseRef {
-    LeaseRef { lane: name(key), token }
+    LeaseRef { lane: lane_key(key), token }
 }
 
 /// A lease of events 3 to 5 of lane a, of which the first was started once and then once without
@@ -431,13 +446,13 @@ fn lane_rows() -> Vec<Stored> {
 fn free(head: u64, confirmed: u64, starts: u32, due: u64, blocked_by: Option<&str>) -> Change {
     let blocked_by = blocked_by.map(name::<EventId>);
     let edit = LaneEdit::Free { head, confirmed, starts, due: ms(due), blocked_by };
-    Change::Lane { key: name("a"), token: TOKEN, edit, at: NOW }
+    Change::Lane { key: lane_key("a"), token: TOKEN, edit, at: NOW }
 }
 
 fn settled(policy: &Checked<DeliveryPolicy>, given: Settlement) -> Decision<Settled> {
     let ended = given.ended().map(|(id, _)| id.clone());
     let settle = Settle::new(policy, [given]);
-    let keys = [Key::Lane(name("a"))].into_iter().chain(ended.clone().map(Key::Outbox));
+    let keys = [Key::Lane(lane_key("a"))].into_iter().chain(ended.clone().map(Key::Outbox));
     assert_eq!(settle.query(NOW), Query::rows(keys));
     // Of the events, only the first has a row in the outbox.
     let first = ended.filter(|id| id.as_str() == "e3");
@@ -507,7 +522,8 @@ fn settle_ended() {
                 WhenDead::Block => free(4, 2, 0, 104, Some("e3")),
                 WhenDead::Continue => free(4, 2, 0, 104, None),
             };
-            let is_dead = || Settled { dead: vec![(name("e3"), name("a"))], ..Settled::default() };
+            let is_dead =
+                || Settled { dead: vec![(name("e3"), lane_key("a"))], ..Settled::default() };
             let is_released = || Settled { released: 1, ..Settled::default() };
             let is_retried = Settled { retried: 1, ..Settled::default() };
             let why = || reason.clone();
@@ -748,14 +764,14 @@ fn renew() {
     let a = lease_ref("a", TOKEN);
     assert_eq!(
         renew(&[lease_ref("b", 1), a.clone(), a.clone()], 9).query(NOW),
-        Query::rows([Key::Lane(name("a")), Key::Lane(name("b"))])
+        Query::rows([Key::Lane(lane_key("a")), Key::Lane(lane_key("b"))])
     );
     let end = Millis::MAX.get();
     for (lasts, until) in
         [(501, 1_501), (10_000, 11_000), (u64::MAX, end), (500, UNTIL), (1, UNTIL), (0, UNTIL)]
     {
         let edit = LaneEdit::Renew { until: ms(until) };
-        let change = Change::Lane { key: name("a"), token: TOKEN, edit, at: NOW };
+        let change = Change::Lane { key: lane_key("a"), token: TOKEN, edit, at: NOW };
         // Asked for twice it is renewed once.
         let twice = renew(&[a.clone(), a.clone()], lasts);
         let decision = twice.decide(NOW, &Rows::of(rows.clone())).unwrap();
@@ -799,7 +815,7 @@ fn f30_a_lease_doubles_with_each_start_without_an_answer() {
     for (starts, seconds) in [(0, 2), (1, 4), (2, 8), (3, 16), (4, 32), (5, 60), (9, 60), (10, 0)] {
         let row = LaneRow { next: 9, due: Some(NOW), starts, ..LANE };
         let lane = Lane {
-            key: name("k"),
+            key: lane_key("k"),
             row,
             revision: Revision::FIRST,
             pending: vec![untouched("e", "k", 1)],

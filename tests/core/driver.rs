@@ -5,9 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use twobox::flow::CONFLICT_TRIES;
 use twobox::{
-    Applied, Batch, Body, CommitOrder, Consumer, Draft, Event, EventId, Expect, Fingerprint, Key,
-    Load, Millis, ParametersDiffer, Query, Reader, Receive, Received, Record, Register, Registered,
-    Request, Revision, Rows, RunError, Store, StoreError, Stored, Tables, Transaction,
+    Applied, Batch, Body, CommitOrder, Consumer, Destination, Draft, Event, EventId, Expect,
+    Fingerprint, Key, Load, Millis, ParametersDiffer, Query, Reader, Receive, Received, Record,
+    Register, Registered, Request, Revision, Rows, RunError, Store, StoreError, Stored, Tables,
+    Transaction,
 };
 use twobox_memory::{MemoryStore, MemoryTransaction, State};
 
@@ -414,6 +415,7 @@ fn an_effect_is_applied_once() {
     let store = Rigged::default();
     let (consumer, event): (Consumer, EventId) = (name("c"), name("e"));
     let event = Event {
+        destination: Destination::default(),
         id: event,
         order: name("o"),
         event_type: name("order.created"),

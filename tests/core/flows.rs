@@ -16,10 +16,10 @@ use twobox::flow::{Ask, Called, ExchangeFlow, Flow, ReceiveFlow, Steps, Stop, To
 use twobox::store::asynchronous::{AsyncLoad, AsyncTables, AsyncWriting, write};
 use twobox::store::{Call, NoCall, drive};
 use twobox::{
-    Batch, Body, Change, Checked, Claim, CommitOrder, DeliveryPolicy, Draft, End, Ending, Event,
-    EventId, Fingerprint, Handled, Headers, Inbox, InboxState, Key, LanePlace, Load, Message,
-    Millis, Query, Reader, Reason, Receipt, Register, Request, Retention, Revision, RunError,
-    Settle, Store, Tables, Writing, purge_all, redrive_all,
+    Batch, Body, Change, Checked, Claim, CommitOrder, DeliveryPolicy, Destination, Draft, End,
+    Ending, Event, EventId, Fingerprint, Handled, Headers, Inbox, InboxState, Key, LanePlace, Load,
+    Message, Millis, Query, Reader, Reason, Receipt, Register, Request, Retention, Revision,
+    RunError, Settle, Store, Tables, Writing, purge_all, redrive_all,
 };
 use twobox_memory::MemoryStore;
 
@@ -171,6 +171,7 @@ fn a_page_that_is_run_anew_is_done_once() {
 
 fn message(id: &str, sequence: u64) -> Message {
     let event = Event {
+        destination: Destination::default(),
         id: name(id),
         order: name("o"),
         event_type: name("order.created"),

@@ -7,12 +7,12 @@ use core::time::Duration;
 
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::{
-    Claim, Claimed, Delivery, DeliveryPolicy, Event, Headers, Lane, LaneRow, LeaseRef, Leased,
-    Millis, Moment, Reason, Renew, Renewed, Revision, Rows, Settled, Settlement, Stale, StaleLease,
-    Transition,
+    Claim, Claimed, Delivery, DeliveryPolicy, Destination, Event, Headers, Lane, LaneRow, LeaseRef,
+    Leased, Millis, Moment, Reason, Renew, Renewed, Revision, Rows, Settled, Settlement, Stale,
+    StaleLease, Transition,
 };
 
-use crate::support::{LANE, ms, name, pending, text};
+use crate::support::{LANE, lane_key, ms, name, pending, text};
 
 const START: Millis = Millis::new(1_000_000);
 const LEASE: Duration = Duration::from_secs(30);
@@ -123,6 +123,7 @@ impl Played {
     fn lease(&mut self, lane: &str, events: usize, alone: bool) -> Leased {
         let settings = self.machine.settings().clone();
         let event = |id: &str| Event {
+            destination: Destination::default(),
             id: name(id),
             order: name("o"),
             event_type: name("t"),
@@ -147,7 +148,7 @@ impl Played {
         };
         self.token = token;
         let pending = (1..=events as u64).map(delivery).collect();
-        let lane = Lane { key: name(lane), row, revision: Revision::FIRST, pending };
+        let lane = Lane { key: lane_key(lane), row, revision: Revision::FIRST, pending };
         let claim = Claim::new(&settings.policy, name("relay"), settings.lease, 9).unwrap();
         let rows = Rows { lanes: vec![lane], ..Rows::default() };
         // Its token is the one that the test knows, whatever the time is.
@@ -567,7 +568,7 @@ fn f25_what_does_not_end_in_time_has_failed() {
     let settled: Vec<(&str, usize, bool)> = exchange
         .settle
         .iter()
-        .map(|it| (it.lease().lane.as_str(), it.confirmed(), it.ended().is_some()))
+        .map(|it| (it.lease().lane.ordering_key.as_str(), it.confirmed(), it.ended().is_some()))
         .collect();
     assert_eq!(settled, [("a", 0, true), ("b", 0, true), ("c", 0, false)]);
     assert_eq!(exchange.claim, 0);
@@ -699,7 +700,10 @@ fn a_lost_lease_holds_its_lane_until_the_publish_has_ended() {
     assert_eq!(relay.exchange(), claims(7));
     // The lane is claimed again, and another one.
     let next = relay.claimed(&[("a", 2), ("c", 1)]);
-    assert_eq!(next.iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(), ["c"]);
+    assert_eq!(
+        next.iter().map(|ticket| ticket.lease.lane.ordering_key.as_str()).collect::<Vec<_>>(),
+        ["c"]
+    );
     // An answer for another lease of that lane, or for another event under it, is not what is
     // waited for.
     let other_event = Ticket { message: tickets[1].message.clone(), ..tickets[0].clone() };
@@ -711,7 +715,10 @@ fn a_lost_lease_holds_its_lane_until_the_publish_has_ended() {
     }
     relay.confirm(&tickets[0]);
     let next = relay.publish();
-    assert_eq!(next.iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(
+        next.iter().map(|ticket| ticket.lease.lane.ordering_key.as_str()).collect::<Vec<_>>(),
+        ["a"]
+    );
     assert_eq!(relay.machine.counters().confirmed, 0);
 }
 
@@ -732,7 +739,10 @@ fn what_is_tried_alone_is_alone() {
     }
     // What has ended is settled meanwhile, and what is left waits.
     let tried = relay.publish();
-    assert_eq!(tried.iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(
+        tried.iter().map(|ticket| ticket.lease.lane.ordering_key.as_str()).collect::<Vec<_>>(),
+        ["a"]
+    );
     let exchange = relay.exchange();
     assert_eq!((exchange.settle.len(), exchange.claim), (1, 0));
     relay.settled();
@@ -740,7 +750,11 @@ fn what_is_tried_alone_is_alone() {
     assert_eq!(relay.timeout(), Some(relay.now + LEASE / 2), "only to renew");
     relay.confirm(&tried[0]);
     assert_eq!(
-        relay.publish().iter().map(|ticket| ticket.lease.lane.as_str()).collect::<Vec<_>>(),
+        relay
+            .publish()
+            .iter()
+            .map(|ticket| ticket.lease.lane.ordering_key.as_str())
+            .collect::<Vec<_>>(),
         ["b"]
     );
     assert_eq!(relay.exchange().claim, 6);

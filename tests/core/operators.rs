@@ -9,7 +9,8 @@ use twobox::{
 };
 
 use crate::support::{
-    LANE, NOW, lane, lease, ms, name, outbox, pending, update, window, writes, writes_nothing,
+    LANE, NOW, lane, lane_key, lease, ms, name, outbox, pending, update, window, writes,
+    writes_nothing,
 };
 
 const WINDOW: Duration = Duration::from_millis(1_000);
@@ -63,7 +64,7 @@ fn delivery((id, row): &(&str, OutboxRow)) -> Delivery {
 
 fn lane_of(key: &str, row: LaneRow, revision: u64, pending: &[(&str, OutboxRow)]) -> Lane {
     let revision = Revision::from_stored(revision);
-    Lane { key: name(key), row, revision, pending: pending.iter().map(delivery).collect() }
+    Lane { key: lane_key(key), row, revision, pending: pending.iter().map(delivery).collect() }
 }
 
 /// The answer: these events, and their lane with what is pending in it.

@@ -5,14 +5,17 @@ use core::time::Duration;
 
 use twobox::relay::RelaySettings;
 use twobox::{
-    Body, CallRow, CallState, Checked, Claim, CommitOrder, DeliveryPolicy, DeliveryState, Draft,
-    Dump, EventRow, Fingerprint, Finished, Handled, Inbox, InboxRow, InboxState, Key, LaneRow,
-    Millis, OrderRow, OutboxRow, PlacedOrder, PositionRow, Purge, Query, Reader, Reason, Receipt,
-    Record, Request, RequestKey, RequestRow, Retention, Store, Table, Transition, purge_all,
+    Body, CallRow, CallState, Checked, Claim, CommitOrder, DeliveryPolicy, DeliveryState,
+    Destination, Draft, Dump, EventRow, Fingerprint, Finished, Handled, Inbox, InboxRow,
+    InboxState, Key, LaneRow, Millis, OrderRow, OutboxRow, PlacedOrder, PositionRow, Purge, Query,
+    Reader, Reason, Receipt, Record, Request, RequestKey, RequestRow, Retention, Store, Table,
+    Transition, purge_all,
 };
 use twobox_memory::MemoryStore;
 
-use crate::support::{LANE, hasty, lane, lease, ms, name, outbox, pending, store_of, text};
+use crate::support::{
+    LANE, hasty, lane, lane_key, lease, ms, name, outbox, pending, store_of, text,
+};
 
 const AGE: Duration = Duration::from_secs(600);
 /// Rows that came into their state at [`AT`] have had it for [`AGE`].
@@ -66,6 +69,7 @@ fn stays(rows: &[Record]) {
 
 fn event(id: &str, sequence: u64, time: Millis) -> Record {
     let event = twobox::Event {
+        destination: Destination::default(),
         id: name(id),
         order: name("o"),
         event_type: name("order.created"),
@@ -173,7 +177,7 @@ fn what_a_purge_asks_for() {
     let page = Purge::new(&kept, Table::Events, limit(3));
     let asked = |table, after| Query::Finished(Finished { table, until, after, limit: 3 });
     assert_eq!(page.query(NOW), asked(Table::Events, None));
-    let key = Key::Lane(name("a"));
+    let key = Key::Lane(lane_key("a"));
     assert_eq!(page.clone().after(key.clone()).query(NOW), asked(Table::Lanes, Some(key)));
     assert_eq!(page.query(ms(600_000)), Query::none());
     assert!(page.query(ms(600_001)) != Query::none());

@@ -17,7 +17,7 @@ use twobox::{
 };
 use twobox_memory::MemoryStore;
 
-use crate::support::{leased, ms, name};
+use crate::support::{lane_key, leased, ms, name};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -289,15 +289,15 @@ fn a_relay_says_that_it_is_paused() {
 fn a_relay_counts_what_it_has_done() {
     let mut machine = RelayMachine::new(settings(), Moment::steady(ms(1_000))).unwrap();
     for token in 1..=2 {
-        let lease = LeaseRef { lane: name("a"), token };
+        let lease = LeaseRef { lane: lane_key("a"), token };
         let settled = Settled {
             confirmed: 2,
             retried: 3,
             released: 4,
-            dead: vec![(name("d1"), name("a"))],
+            dead: vec![(name("d1"), lane_key("a"))],
             stale: vec![StaleLease { lease: lease.clone(), why: Stale::Ended }],
         };
-        let dead = ["d2", "d3", "d4"].map(|id| (name(id), name("a"))).into();
+        let dead = ["d2", "d3", "d4"].map(|id| (name(id), lane_key("a"))).into();
         let claimed = Claimed { leased: vec![leased("a", token, &["e"])], dead, next_due: None };
         assert!(matches!(machine.poll_action(), Some(Action::Exchange(_))));
         machine.handle_exchanged(Moment::steady(ms(1_000)), (Some(settled), Some(claimed)));

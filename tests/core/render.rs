@@ -2,12 +2,13 @@
 
 use proptest::prelude::*;
 use twobox::{
-    Batch, Body, CallRow, CallState, DeliveryState, Dump, Event, EventRow, Fingerprint, Headers,
-    InboxRow, InboxState, LaneRow, Load, OrderRow, OutboxRow, PlacedOrder, PositionRow, Query,
-    Reason, Record, RequestKey, RequestRow, Rows, Store, Table, Tables, Transaction,
+    Batch, Body, CallRow, CallState, DeliveryState, Destination, Dump, Event, EventRow,
+    Fingerprint, Headers, InboxRow, InboxState, LaneRow, Load, OrderRow, OutboxRow, PlacedOrder,
+    PositionRow, Query, Reason, Record, RequestKey, RequestRow, Rows, Store, Table, Tables,
+    Transaction,
 };
 
-use crate::support::{LANE, lease, ms, name, pending, records, store_of, stored, update};
+use crate::support::{LANE, lane_key, lease, ms, name, pending, records, store_of, stored, update};
 
 fn dump(records: Vec<Record>) -> Dump {
     Dump::of(&mut store_of(records).state()).unwrap()
@@ -24,6 +25,7 @@ fn every_table() -> Vec<Record> {
     let key = |id| RequestKey::new("s", id).unwrap();
     let fingerprint = Fingerprint::of([("item", "notebook")]);
     let event = |id: &str, headers, body| Event {
+        destination: Destination::default(),
         id: name(id),
         order: name("o"),
         event_type: name("order.created"),
@@ -84,8 +86,8 @@ fn every_table() -> Vec<Record> {
         ),
         Record::Outbox(name("o/1"), pending("k", 1)),
         Record::Outbox(name("o/2"), dead),
-        Record::Lane(name("k"), lane),
-        Record::Lane(name("blocked"), LaneRow { blocked_by: Some(name("o/9")), ..LANE }),
+        Record::Lane(lane_key("k"), lane),
+        Record::Lane(lane_key("blocked"), LaneRow { blocked_by: Some(name("o/9")), ..LANE }),
         Record::Inbox(name("c"), name("o/1"), inbox),
         Record::Effect(name("c"), name("o/1"), Body::text("").unwrap()),
         Record::Position(
@@ -253,7 +255,7 @@ fn lasting_hides_times_leases_and_attempts_and_nothing_else() {
         },
         &|record| {
             if let Record::Outbox(_, row) = record {
-                row.lane = name("l");
+                row.lane = lane_key("l");
             }
         },
         &|record| {
@@ -376,7 +378,7 @@ fn long_tables_are_read_in_pages() {
         let effects = (0..rows).map(|n| {
             Record::Effect(name("c"), name(&format!("e{n:04}")), Body::text("x").unwrap())
         });
-        let records: Vec<Record> = effects.chain([Record::Lane(name("k"), LANE)]).collect();
+        let records: Vec<Record> = effects.chain([Record::Lane(lane_key("k"), LANE)]).collect();
         let dump = dump(records);
         assert_eq!(
             (dump.count(Table::Effects), dump.count(Table::Lanes), dump.count(Table::Inbox)),

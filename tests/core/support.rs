@@ -7,13 +7,19 @@ use core::time::Duration;
 use proptest::prelude::*;
 use twobox::{
     Applied, Batch, Body, CallRow, CallState, Change, Checked, Claim, Consumer, ContentType,
-    Decision, Delivery, DeliveryPolicy, DeliveryState, Digest, Event, EventId, EventRow, EventType,
-    Expect, Fingerprint, HeaderName, HeaderValue, Headers, InboxRow, InboxState, Invalid, Lane,
-    LaneRow, Lease, Leased, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, PlacedOrder,
-    PositionRow, Reason, Record, RedriveWindow, RequestId, RequestKey, RequestRow, Retention,
-    Revision, Rows, Scope, Store, Stored, Tables, Transaction, Transition, WhenDead,
+    Decision, Delivery, DeliveryPolicy, DeliveryState, Destination, Digest, Event, EventId,
+    EventRow, EventType, Expect, Fingerprint, HeaderName, HeaderValue, Headers, InboxRow,
+    InboxState, Invalid, Lane, LaneKey, LaneRow, Lease, Leased, Millis, OrderId, OrderRow,
+    OrderingKey, OutboxRow, Owner, PlacedOrder, PositionRow, Reason, Record, RedriveWindow,
+    RequestId, RequestKey, RequestRow, Retention, Revision, Rows, Scope, Store, Stored, Tables,
+    Transaction, Transition, WhenDead,
 };
 use twobox_memory::MemoryStore;
+
+/// The lane of an ordering key at the default destination.
+pub(crate) fn lane_key(ordering_key: &str) -> LaneKey {
+    name::<OrderingKey>(ordering_key).into()
+}
 
 /// A name of whatever type is wanted.
 pub(crate) fn name<T: for<'a> TryFrom<&'a str, Error = Invalid>>(text: &str) -> T {
@@ -68,7 +74,7 @@ pub(crate) const LANE: LaneRow = LaneRow {
 /// A pending event at a place of a lane, committed at 100 and due since then.
 pub(crate) fn pending(lane: &str, sequence: u64) -> OutboxRow {
     OutboxRow {
-        lane: name(lane),
+        lane: lane_key(lane),
         sequence,
         event_type: name("order.created"),
         committed_at: ms(100),
@@ -88,6 +94,7 @@ pub(crate) fn lease(owner: &str, until: u64, through: u64) -> Lease {
 /// What a claim gets of a lane with these events: a lease with this token.
 pub(crate) fn leased(key: &str, token: u64, ids: &[&str]) -> Leased {
     let event = |id: &str| Event {
+        destination: Destination::default(),
         id: name(id),
         order: name("o"),
         event_type: name("order.created"),
@@ -105,7 +112,7 @@ pub(crate) fn leased(key: &str, token: u64, ids: &[&str]) -> Leased {
     };
     let row = LaneRow { next: 99, due: Some(ms(1)), token: token - 1, ..LANE };
     let pending = (1..).zip(ids).map(delivery).collect();
-    let lane = Lane { key: name(key), row, revision: Revision::FIRST, pending };
+    let lane = Lane { key: lane_key(key), row, revision: Revision::FIRST, pending };
     let policy = Checked::default();
     let claim = Claim::new(&policy, name("me"), Duration::from_secs(59), 9).unwrap();
     let rows = Rows { lanes: vec![lane], ..Rows::default() };
@@ -167,7 +174,7 @@ pub(crate) fn outbox(id: &str, row: OutboxRow) -> Record {
 }
 
 pub(crate) fn lane(key: &str, row: LaneRow) -> Record {
-    Record::Lane(name(key), row)
+    Record::Lane(lane_key(key), row)
 }
 
 /// Names made of what is hard: prefixes of each other, several bytes a character, characters next
@@ -294,7 +301,17 @@ pub(crate) fn events() -> BoxedStrategy<Event> {
     let names = (event_ids(), order_ids(), names::<EventType>(EventType::MAX), ordering_keys());
     (names, counts(), times(), headers(), bodies())
         .prop_map(|((id, order, event_type, ordering_key), schema_version, time, headers, body)| {
-            Event { id, order, event_type, schema_version, ordering_key, time, headers, body }
+            Event {
+                destination: Destination::default(),
+                id,
+                order,
+                event_type,
+                schema_version,
+                ordering_key,
+                time,
+                headers,
+                body,
+            }
         })
         .boxed()
 }
@@ -320,7 +337,7 @@ fn outbox_rows() -> BoxedStrategy<OutboxRow> {
                 moved,
             )| {
                 OutboxRow {
-                    lane,
+                    lane: lane.into(),
                     sequence,
                     event_type,
                     committed_at,
@@ -404,7 +421,7 @@ pub(crate) fn records() -> BoxedStrategy<Record> {
             Record::Event(EventRow { event, sequence, due })
         }),
         (event_ids(), outbox_rows()).prop_map(|(id, row)| Record::Outbox(id, row)),
-        (ordering_keys(), lane_rows()).prop_map(|(key, row)| Record::Lane(key, row)),
+        (ordering_keys(), lane_rows()).prop_map(|(key, row)| Record::Lane(key.into(), row)),
         (consumers(), event_ids(), inbox_rows())
             .prop_map(|(consumer, id, row)| Record::Inbox(consumer, id, row)),
         (consumers(), event_ids(), bodies())

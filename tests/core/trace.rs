@@ -9,11 +9,11 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Metadata, Subscriber};
 use twobox::relay::{Phase, Published, trace};
 use twobox::{
-    Body, Claimed, Event, Headers, LanePlace, LeaseRef, Message, Reason, Renewed, Settled, Stale,
-    StaleLease,
+    Body, Claimed, Destination, Event, Headers, LanePlace, LeaseRef, Message, Reason, Renewed,
+    Settled, Stale, StaleLease,
 };
 
-use crate::support::{leased, ms, name};
+use crate::support::{lane_key, leased, ms, name};
 
 /// Writes down what is told, a line each, and where a span is entered and left.
 #[derive(Clone, Default)]
@@ -64,6 +64,7 @@ fn told(work: impl FnOnce()) -> Vec<String> {
 
 fn message() -> Message {
     let event = Event {
+        destination: Destination::default(),
         id: name("o/1"),
         order: name("o"),
         event_type: name("order.created"),
@@ -96,7 +97,7 @@ fn each_answer_is_told_in_the_span_of_its_publish() {
 
 #[test]
 fn the_rest_is_told() {
-    let lease = || LeaseRef { lane: name("k"), token: 7 };
+    let lease = || LeaseRef { lane: lane_key("k"), token: 7 };
     let stale = || vec![StaleLease { lease: lease(), why: Stale::Ended }];
     let lost =
         "WARN message=the lease 7 of lane \"k\" is not current: it was settled or released already";
@@ -104,10 +105,10 @@ fn the_rest_is_told() {
         confirmed: 1,
         retried: 2,
         released: 3,
-        dead: vec![(name("d1"), name("k")), (name("d2"), name("l"))],
+        dead: vec![(name("d1"), lane_key("k")), (name("d2"), lane_key("l"))],
         stale: stale(),
     };
-    let dead = vec![(name("d3"), name("k"))];
+    let dead = vec![(name("d3"), lane_key("k"))];
     let claimed = Claimed { leased: vec![leased("k", 7, &["e1", "e2"])], dead, next_due: None };
     let renewed = Renewed { leases: vec![(lease(), ms(9)), (lease(), ms(9))], stale: stale() };
     let cases: [(Vec<String>, &[&str]); 6] = [

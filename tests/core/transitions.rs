@@ -12,18 +12,18 @@ use proptest::prelude::*;
 use twobox::call::{CallEnd, CallKey, CallRefused, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
     Batch, Body, CallRow, CallState, Cancel, Change, Claim, CommitOrder, CommitRefused, Committed,
-    ContentDiffers, CountFailure, Decision, Delivery, DeliveryPolicy, DeliveryState, Discard,
-    Draft, Ending, Event, EventId, EventRow, Expect, FailureCounted, Fingerprint, Headers,
-    InboxRow, InboxState, Key, Lane, LanePlace, LaneRow, LeaseRef, Millis, OrderRow, OrderingKey,
-    OutboxRow, ParametersDiffer, PlacedOrder, PositionRow, Purge, Query, Reason, Receive, Received,
-    Record, Redrive, Register, Registered, Renew, Request, RequestRow, Retention, Retry, Revision,
-    Rows, Settle, SkipTo, Stored, Table, Transition, WhenDead,
+    ContentDiffers, CountFailure, Decision, Delivery, DeliveryPolicy, DeliveryState, Destination,
+    Discard, Draft, Ending, Event, EventId, EventRow, Expect, FailureCounted, Fingerprint, Headers,
+    InboxRow, InboxState, Key, Lane, LaneKey, LanePlace, LaneRow, LeaseRef, Millis, OrderRow,
+    OrderingKey, OutboxRow, ParametersDiffer, PlacedOrder, PositionRow, Purge, Query, Reason,
+    Receive, Received, Record, Redrive, Register, Registered, Renew, Request, RequestRow,
+    Retention, Retry, Revision, Rows, Settle, SkipTo, Stored, Table, Transition, WhenDead,
 };
 
 use crate::support::{
     LANE, NOW, bodies, call_rows, counts, decide, events, hasty, inbox_rows, insert, lane,
-    lane_rows, lease, ms, name, numbers, pending, reasons, stored, text, times, update, window,
-    writes, writes_nothing,
+    lane_key, lane_rows, lease, ms, name, numbers, pending, reasons, stored, text, times, update,
+    window, writes, writes_nothing,
 };
 
 // Requests (P1)
@@ -90,6 +90,7 @@ fn order_row(request: &Request) -> Record {
 
 fn event(id: &str, lane: &str) -> Event {
     Event {
+        destination: Destination::default(),
         id: name(id),
         order: name("o"),
         event_type: name("order.created"),
@@ -155,7 +156,7 @@ fn commit_order() {
         Key::Request(two.key.clone()),
         Key::Order(name("o")),
         Key::Event(name("o/1")),
-        Key::Lane(name("o")),
+        Key::Lane(lane_key("o")),
     ];
     assert_eq!(one_event.query(NOW), Query::rows(keys));
 
@@ -803,10 +804,10 @@ const EVENTS: &[&str] = &["o/1", "o/2", "e"];
 fn related_rows() -> impl Strategy<Value = Vec<Record>> {
     // Tokens and places that the operations below name, or the largest there are.
     let small = || prop_oneof![4 => 0..4_u64, 1 => Just(i64::MAX as u64)];
-    let lane = (one_of(LANES), lane_rows(), small(), small(), any::<bool>());
+    let lane = (one_of::<OrderingKey>(LANES), lane_rows(), small(), small(), any::<bool>());
     let lane = lane.prop_map(|(key, row, token, through, is_leased)| {
         let lease = is_leased.then(|| lease("me", 700, through));
-        Record::Lane(key, LaneRow { token, lease, ..row })
+        Record::Lane(key.into(), LaneRow { token, lease, ..row })
     });
     let request_row = (any::<bool>(), any::<bool>()).prop_map(|(same, is_placed)| {
         bound(&request(if same { "2" } else { "3" }), is_placed.then(|| placed("o", &["o/1"])))
@@ -863,11 +864,14 @@ fn standing() -> impl Strategy<Value = Rows> {
             // An event stands once in all of them.
             let mut pending = pending;
             pending.retain(|next| seen.insert(next.id.clone()));
-            Lane { key, row, revision, pending }
+            Lane { key: key.into(), row, revision, pending }
         });
         let mut deliveries: Vec<Delivery> = targets
             .into_iter()
-            .map(|(next, lane)| Delivery { row: OutboxRow { lane, ..next.row }, ..next })
+            .map(|(next, lane)| Delivery {
+                row: OutboxRow { lane: lane.into(), ..next.row },
+                ..next
+            })
             .collect();
         deliveries.sort_by(|a, b| a.id.cmp(&b.id));
         deliveries.dedup_by(|a, b| a.id == b.id);
@@ -891,7 +895,7 @@ where
 /// Each change expects what was read, and nothing where nothing was; a lane is changed under the
 /// token of its lease.
 fn guards(batch: &Batch, rows: &Rows) -> Result<(), TestCaseError> {
-    let lane = |key: &OrderingKey| {
+    let lane = |key: &LaneKey| {
         let by_key = rows.lane(key).map(|(row, revision)| (row.clone(), revision));
         let found = rows.lanes.iter().find(|lane| lane.key == *key);
         by_key.or_else(|| found.map(|lane| (lane.row.clone(), lane.revision)))
@@ -962,7 +966,7 @@ proptest! {
         let policy = policy.checked().unwrap();
         let request = request("2");
         let drafts = keys.into_iter().map(|key| draft().ordering_key(key));
-        let leases = tokens.into_iter().map(|(lane, token)| LeaseRef { lane, token });
+        let leases = tokens.into_iter().map(|(lane, token)| LeaseRef { lane: lane.into(), token });
         let event = event("e", "k");
         let place = place(u64::from(max_starts) % 3, max_starts.into(), max_failures.into());
         let no = || Reason::new("no");

@@ -12,8 +12,8 @@ use twobox::{
 };
 
 use crate::support::{
-    Backend, Script, at, body, consumer, draft, dump, echo, effect, effects, message, name, outbox,
-    permutations, place, request, settings, state, window,
+    Backend, Script, at, body, consumer, draft, dump, echo, effect, effects, lane_key, message,
+    name, outbox, permutations, place, request, settings, state, window,
 };
 
 /// Numbers are given in one order and committed in another, and a relay looks after each commit:
@@ -115,7 +115,7 @@ fn f17_to_change_nothing_is_an_error() {
             );
         }
 
-        let lease = |lane: &str| LeaseRef { lane: name(lane), token: 1 };
+        let lease = |lane: &str| LeaseRef { lane: lane_key(lane), token: 1 };
         // Leases of another store, whose events have the same ids.
         let elsewhere = S::fresh();
         place(elsewhere, "a", [draft("t", "k")], at(0));
@@ -155,7 +155,7 @@ fn f17_an_event_is_known_by_its_id_and_place() {
         let claim =
             twobox::Claim::new(&relay.policy, relay.owner.clone(), relay.lease, 10).unwrap();
         let leased = store.run(claim, at(0)).unwrap().leased;
-        let leased = leased.into_iter().find(|leased| leased.lease.lane == name("k")).unwrap();
+        let leased = leased.into_iter().find(|leased| leased.lease.lane == lane_key("k")).unwrap();
         let events = leased.events.iter().map(|next| &next.message.event.id);
         assert!(events.eq(&ids[..2]));
         let since = place(store, "b", [draft("t", "k")], at(1)).remove(0);

@@ -7,15 +7,16 @@ use std::collections::BTreeMap;
 
 use twobox::{
     Applied, Batch, CallRow, CallState, Cancel, Change, Checked, Claim, DeliveryPolicy,
-    DeliveryState, Discard, Ending, EventId, EventRow, EventState, Expect, Fingerprint, Handled,
-    Inbox, InboxRow, InboxState, Key, LaneRow, Lease, Leased, Load, Millis, NotDone, OrderRow,
-    OrderingKey, OutboxRow, PlacedOrder, PositionRow, Purge, Reader, Reason, Receipt, Record,
-    Redrive, RequestKey, RequestRow, Retention, Settle, Settlement, Store, Table, Tables,
-    Transaction, Transition, WhenDead, purge_all, redrive_all,
+    DeliveryState, Destination, Discard, Ending, EventId, EventRow, EventState, Expect,
+    Fingerprint, Handled, Inbox, InboxRow, InboxState, Key, LaneRow, Lease, Leased, Load, Millis,
+    NotDone, OrderRow, OrderingKey, OutboxRow, PlacedOrder, PositionRow, Purge, Reader, Reason,
+    Receipt, Record, Redrive, RequestKey, RequestRow, Retention, Settle, Settlement, Store, Table,
+    Tables, Transaction, Transition, WhenDead, purge_all, redrive_all,
 };
 
 use crate::support::{
-    Backend, at, body, consumer, draft, dump, effects, message, name, outbox, place, state, window,
+    Backend, at, body, consumer, draft, dump, effects, lane_key, message, name, outbox, place,
+    state, window,
 };
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -97,7 +98,7 @@ fn f05_of_two_operators_one_loses() {
             let leased = store.run(claim(&policy, "worker"), at(0)).unwrap().leased.remove(0);
             let settle = Settle::new(&policy, [rejected(&leased, "no")]);
             let dead = store.run(settle, at(1)).unwrap().dead;
-            assert_eq!(dead, [(id.clone(), name(winner))]);
+            assert_eq!(dead, [(id.clone(), lane_key(winner))]);
             let redrive = Redrive::new([id.clone()], window()).unwrap();
             let discard = Discard::new([id.clone()], Reason::new("given up")).unwrap();
             let (first, second) =
@@ -272,6 +273,7 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
         (7, "cancelled", ago, Some(DeliveryState::Cancelled(then)), Some(kept.events)),
     ] {
         let event = twobox::Event {
+            destination: Destination::default(),
             id: name(&id(what)),
             order: name("gone"),
             event_type: name("t"),
@@ -302,10 +304,11 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
         changed_at: then,
     };
     let events = LaneRow { next: 8, head: 3, confirmed: 2, due: Some(then), ..idle.clone() };
-    rows.push((Record::Lane(lane, events), None));
+    rows.push((Record::Lane(lane.into(), events), None));
     // Nothing is pending in this one, and it is there for as long as one of its events is.
     let lane: OrderingKey = name(&id("lane of a dead event"));
     let event = twobox::Event {
+        destination: Destination::default(),
         id: name(&id("the only one")),
         order: name("gone"),
         event_type: name("t"),
@@ -319,7 +322,7 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
     let dead = OutboxRow { state: DeliveryState::Dead(then), ..OutboxRow::untouched(&row) };
     rows.push((Record::Outbox(row.event.id.clone(), dead), None));
     rows.push((Record::Event(row), None));
-    rows.push((Record::Lane(lane, idle.clone()), None));
+    rows.push((Record::Lane(lane.into(), idle.clone()), None));
     let lease = Lease { owner: name("relay"), until: then, through: 1 };
     for (what, row, age) in [
         ("idle", idle.clone(), Some(kept.events)),
@@ -332,7 +335,7 @@ fn every_state(tag: &str, then: Millis) -> Vec<(Record, Option<Duration>)> {
         ("leased", LaneRow { due: Some(then), lease: Some(lease), ..idle.clone() }, None),
         ("blocked", LaneRow { blocked_by: Some(name("dead")), ..idle }, None),
     ] {
-        rows.push((Record::Lane(name(&id(what)), row), age));
+        rows.push((Record::Lane(lane_key(&id(what)), row), age));
     }
 
     for (what, state, effect, age) in [

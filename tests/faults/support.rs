@@ -9,9 +9,10 @@ use thiserror::Error;
 use twobox::relay::{Published, Publisher, Relay, RelayMachine, RelaySettings};
 use twobox::{
     Applied, Batch, Body, Checked, CommitOrder, Consumer, DeliveryPolicy, Draft, Dump, Event,
-    EventId, EventState, Fingerprint, Handled, InboxRow, InboxState, Invalid, LanePlace, LaneRow,
-    Load, Message, Millis, Moment, OrderId, OutboxRow, Query, Reader, Record, RedriveWindow,
-    Request, Retention, Rows, Seen, Store, StoreError, Tables, Transaction, WhenDead, Writing,
+    EventId, EventState, Fingerprint, Handled, InboxRow, InboxState, Invalid, LaneKey, LanePlace,
+    LaneRow, Load, Message, Millis, Moment, OrderId, OrderingKey, OutboxRow, Query, Reader, Record,
+    RedriveWindow, Request, Retention, Rows, Seen, Store, StoreError, Tables, Transaction,
+    WhenDead, Writing,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -47,6 +48,11 @@ macro_rules! on_each_store {
         check(<twobox_memory::MemoryStore as crate::support::Backend>::fresh());
         check(<twobox_redb::RedbStore as crate::support::Backend>::fresh());
     }};
+}
+
+/// The lane of an ordering key at the default destination.
+pub(crate) fn lane_key(ordering_key: &str) -> LaneKey {
+    name::<OrderingKey>(ordering_key).into()
 }
 
 /// A name of whatever type is wanted.
@@ -101,7 +107,7 @@ pub(crate) fn state<S: Reader>(store: &S, id: &EventId) -> &'static str {
 }
 
 pub(crate) fn lane<S: Reader>(store: &S, key: &str) -> LaneRow {
-    store.view().unwrap().lane(&name(key)).unwrap().unwrap_or_else(|| panic!("no lane {key}"))
+    store.view().unwrap().lane(&lane_key(key)).unwrap().unwrap_or_else(|| panic!("no lane {key}"))
 }
 
 pub(crate) fn inbox_row<S: Reader>(store: &S, consumer: &str, id: &EventId) -> Option<InboxRow> {

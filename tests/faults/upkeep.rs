@@ -11,7 +11,9 @@ use twobox::{
     WhenDead, pass_over_all, purge_all, redrive_all,
 };
 
-use crate::support::{at, body, draft, dump, name, outbox, place, request, state, window};
+use crate::support::{
+    at, body, draft, dump, lane_key, name, outbox, place, request, state, window,
+};
 
 const LEASE: Duration = Duration::from_secs(30);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -174,7 +176,7 @@ fn f44_what_was_answered_is_not_dead_for_want_of_an_answer() {
         let leased = claim(store, &policy, now).remove(0);
         let failed = leased.settle(0, Some(Ending::Failed(Reason::new("not today"))));
         let settled = store.run(Settle::new(&policy, [failed]), now).unwrap();
-        assert_eq!(settled.dead, [(id.clone(), name("k"))]);
+        assert_eq!(settled.dead, [(id.clone(), lane_key("k"))]);
         let row = outbox(store, &id);
         assert_eq!((row.starts, row.reason), (4, Some(Reason::new("not today"))));
     });
@@ -317,7 +319,7 @@ fn f47_an_order_stays_until_its_events_are_finished() {
                 let ids = place(store, &tag, [draft("t", &format!("{tag}-done")), waits], now);
                 place(store, &format!("{tag}-done"), [draft("t", &format!("{tag}-2"))], now);
                 for leased in claim(store, &policy, now) {
-                    let waits = leased.lease.lane == name(&format!("{tag}-waits"));
+                    let waits = leased.lease.lane == lane_key(&format!("{tag}-waits"));
                     match standing {
                         "pending" if waits => {
                             let _ =

@@ -12,10 +12,11 @@ use std::time::Duration;
 use twobox::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknown};
 use twobox::{
     Body, Cancel, Checked, Claim, Claimed, CommitOrder, Committed, Consumer, CountFailure,
-    DeliveryPolicy, Discard, Draft, Dump, Ending, Event, EventId, EventState, FailureCounted,
-    Fingerprint, Invalid, LanePlace, Leased, Message, Millis, Operated, OrderId, OrderingKey,
-    Owner, PlacedOrder, Reason, Receipt, Receive, Received, Redrive, Register, Registered, Renew,
-    Request, Retention, RunError, Settle, Settled, Stale, StaleLease, StoreError, Table, WhenDead,
+    DeliveryPolicy, Destination, Discard, Draft, Dump, Ending, Event, EventId, EventState,
+    FailureCounted, Fingerprint, Invalid, LanePlace, Leased, Message, Millis, Operated, OrderId,
+    OrderingKey, Owner, PlacedOrder, Reason, Receipt, Receive, Received, Redrive, Register,
+    Registered, Renew, Request, Retention, RunError, Settle, Settled, Stale, StaleLease,
+    StoreError, Table, WhenDead,
 };
 
 use crate::failure::Failure;
@@ -820,6 +821,7 @@ fn event_body(event: EventRef) -> Result<Body, Invalid> {
 /// The event as it comes from a broker, to a consumer that knows nothing of the sender's store.
 fn event_of(event: EventRef) -> Result<Event, Invalid> {
     Ok(Event {
+        destination: Destination::default(),
         id: EventId::new(event.to_string())?,
         order: OrderId::new(format!("order:{}", event.request))?,
         event_type: twobox::EventType::new(event.event_type)?,

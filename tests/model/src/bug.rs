@@ -150,7 +150,7 @@ impl Bug {
                 Record::Outbox(_, row) => Some((row, outbox.revision)),
                 _ => None,
             });
-            let lane = stored(state, &Key::Lane(row.event.ordering_key.clone()))?;
+            let lane = stored(state, &Key::Lane(row.event.ordering_key.clone().into()))?;
             let Record::Lane(_, lane) = lane.record else { return None };
             let delivery = Delivery::new(row, outbox, false);
             let state = EventState::of(&lane, &delivery.row);

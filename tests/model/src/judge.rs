@@ -59,10 +59,15 @@ impl World {
             && !(claimed.leased.is_empty() && claimed.dead.is_empty());
         let events = before.events();
         for (name, lane) in before.lanes() {
-            let leased = claimed.leased.iter().find(|leased| leased.lease.lane.as_str() == name);
+            let leased = claimed
+                .leased
+                .iter()
+                .find(|leased| leased.lease.lane.ordering_key.as_str() == name);
             let first = events
                 .iter()
-                .filter(|(_, event)| event.row.lane.as_str() == name && event.is_pending())
+                .filter(|(_, event)| {
+                    event.row.lane.ordering_key.as_str() == name && event.is_pending()
+                })
                 .min_by_key(|(_, event)| event.row.sequence);
             let held = lane.lease.as_ref().is_some_and(|lease| lease.until > now);
             let waits =
@@ -93,7 +98,8 @@ impl World {
     pub(crate) fn judge_publish(&mut self, event: u8, sequence: u64) {
         let overtaken = self.db.events().into_iter().any(|(other, standing)| {
             let row = &standing.row;
-            let before = other != event && row.lane == lane_of(event) && row.sequence < sequence;
+            let before =
+                other != event && row.lane == lane_of(event).into() && row.sequence < sequence;
             before && standing.is_pending() && self.ghost.broker & bit(other) == 0
         });
         self.break_unless(Promise::P4, !overtaken);
@@ -109,7 +115,7 @@ impl World {
             let missed = self.db.events().into_iter().any(|(other, standing)| {
                 let row = &standing.row;
                 let before = other != copy.event
-                    && row.lane == lane_of(copy.event)
+                    && row.lane == lane_of(copy.event).into()
                     && row.sequence < copy.place.sequence;
                 let wanted = standing.is_pending() || standing.state == Some(EventState::Confirmed);
                 let set_aside = || self.inbox(other, number) == Some(InboxState::Poisoned);
@@ -314,7 +320,9 @@ impl World {
             let committed = self.ghost.committed & bit(event) != 0;
             let purged = self.ghost.purged & bit(event) != 0;
             let there = events.get(&event).is_none_or(|standing| {
-                let Some(lane) = lanes.get(standing.row.lane.as_str()) else { return false };
+                let Some(lane) = lanes.get(standing.row.lane.ordering_key.as_str()) else {
+                    return false;
+                };
                 // What is pending comes up: its lane has a time, or waits for an event that is
                 // dead.
                 let comes_up = || match &lane.blocked_by {

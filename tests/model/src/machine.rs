@@ -96,7 +96,7 @@ impl Driven {
             match action {
                 Action::Publish(tickets) => {
                     for ticket in tickets {
-                        let lane = ticket.lease.lane.as_str().into();
+                        let lane = ticket.lease.lane.ordering_key.as_str().into();
                         self.broken |= self.publishing.insert(lane, ticket).is_some();
                     }
                 }
@@ -104,7 +104,7 @@ impl Driven {
                 Action::BreakOff(_) => {}
                 Action::GiveUp(leases) => {
                     for lease in leases {
-                        let lane: String = lease.lane.as_str().into();
+                        let lane: String = lease.lane.ordering_key.as_str().into();
                         let given_up = self.publishing.remove(&lane);
                         self.broken |= given_up.as_ref().is_none_or(|it| it.lease != lease);
                         self.hung.extend(given_up.map(|it| ((lane, lease.token), it)));
@@ -304,7 +304,7 @@ impl World {
                 let stale = settled.stale.iter().any(|stale| stale.lease == *lease);
                 self.judge_ghost(lease, stale);
                 if !stale {
-                    self.ghost.leases.remove(lease.lane.as_str());
+                    self.ghost.leases.remove(lease.lane.ordering_key.as_str());
                 }
             }
             // What is stale changes nothing.
@@ -314,10 +314,10 @@ impl World {
         if let Some(claimed) = &claimed {
             // With an event that is given up, the lease of its lane has ended too.
             for (_, lane) in &claimed.dead {
-                self.ghost.leases.remove(lane.as_str());
+                self.ghost.leases.remove(lane.ordering_key.as_str());
             }
             for leased in &claimed.leased {
-                let lane = leased.lease.lane.as_str().into();
+                let lane = leased.lease.lane.ordering_key.as_str().into();
                 self.ghost.leases.insert(lane, leased.lease.token);
             }
         }
@@ -348,7 +348,7 @@ impl World {
 
     /// Whether a lease was rightly taken for stale, or not (P6).
     fn judge_ghost(&mut self, lease: &LeaseRef, stale: bool) {
-        let current = self.ghost.leases.get(lease.lane.as_str()) == Some(&lease.token);
+        let current = self.ghost.leases.get(lease.lane.ordering_key.as_str()) == Some(&lease.token);
         self.break_unless(Promise::P6, current != stale);
     }
 
@@ -409,7 +409,9 @@ impl World {
         let lanes = self.db.lanes();
         let blocked = |lane: &str| lanes.get(lane).is_some_and(|lane| lane.blocked_by.is_some());
         let events = self.db.events();
-        !events.values().any(|event| event.is_pending() && !blocked(event.row.lane.as_str()))
+        !events
+            .values()
+            .any(|event| event.is_pending() && !blocked(event.row.lane.ordering_key.as_str()))
     }
 }
 

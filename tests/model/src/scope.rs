@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use stateright::{Model, Property};
 use twobox::{
-    Body, Checked, CommitOrder, Consumer, DeliveryPolicy, Draft, Event, EventId, Fingerprint,
-    Invalid, Millis, OrderId, OrderingKey, Owner, Request, Retention, Table, WhenDead,
+    Body, Checked, CommitOrder, Consumer, DeliveryPolicy, Destination, Draft, Event, EventId,
+    Fingerprint, Invalid, Millis, OrderId, OrderingKey, Owner, Request, Retention, Table, WhenDead,
 };
 
 use crate::bug::Bug;
@@ -229,6 +229,7 @@ pub(crate) fn owner(relay: u8) -> Owner {
 /// The envelope of an event, as it is on its way.
 pub(crate) fn envelope(event: u8) -> Event {
     Event {
+        destination: Destination::default(),
         id: event_id(event),
         order: named(OrderId::new(format!("o{}", order_of(event)))),
         event_type: named(twobox::EventType::new("created")),

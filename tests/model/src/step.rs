@@ -544,7 +544,10 @@ impl World {
         let dead = claimed.dead.iter().map(|(_, lane)| lane);
         for lane in dead.chain(claimed.leased.iter().map(|leased| &leased.lease.lane)) {
             for relay in &mut self.relays {
-                relay.get_mut(lane.as_str()).into_iter().for_each(|held| held.stale = true);
+                relay
+                    .get_mut(lane.ordering_key.as_str())
+                    .into_iter()
+                    .for_each(|held| held.stale = true);
             }
         }
         if !answered {
@@ -554,7 +557,7 @@ impl World {
         }
         let (events, lanes) = (self.db.events(), self.db.lanes());
         for leased in claimed.leased {
-            let lane = leased.lease.lane.as_str().to_string();
+            let lane = leased.lease.lane.ordering_key.as_str().to_string();
             let standing = |number: u8| Some((number, events.get(&number)?.clone()));
             let numbers = leased.events.iter().map(|next| number_of(&next.message.event.id));
             let held = Held {

@@ -80,7 +80,7 @@ impl Db {
     /// The lanes, by name.
     pub fn lanes(&self) -> BTreeMap<String, LaneRow> {
         let rows = self.table(Table::Lanes).filter_map(|record| match record {
-            Record::Lane(key, row) => Some((key.as_str().into(), row)),
+            Record::Lane(key, row) => Some((key.ordering_key.as_str().into(), row)),
             _ => None,
         });
         rows.collect()
@@ -101,7 +101,8 @@ impl Db {
                 None => (OutboxRow::untouched(&event), None),
                 Some((row, revision)) => (row.clone(), Some(*revision)),
             };
-            let state = lanes.get(row.lane.as_str()).map(|lane| EventState::of(lane, &row));
+            let state =
+                lanes.get(row.lane.ordering_key.as_str()).map(|lane| EventState::of(lane, &row));
             Some((number_of(&event.event.id)?, Standing { row, revision, state }))
         };
         self.table(Table::Events).filter_map(standing).collect()

@@ -4,13 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use twobox::{
-    Body, Consumer, CountFailure, Event, EventId, EventType, FailureCounted, Headers, LanePlace,
-    Millis, OrderId, OrderingKey, Reason, Receive, Received, Store,
+    Body, Consumer, CountFailure, Destination, Event, EventId, EventType, FailureCounted, Headers,
+    LanePlace, Millis, OrderId, OrderingKey, Reason, Receive, Received, Store,
 };
 use twobox_memory::MemoryStore;
 
 fn event(name: &str) -> Event {
     Event {
+        destination: Destination::default(),
         id: EventId::new(name).unwrap(),
         order: OrderId::new("o").unwrap(),
         event_type: EventType::new("created").unwrap(),

@@ -19,8 +19,8 @@ use redb::{
 };
 use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, CommitOrder, Consumer, Draft, EventId, Fingerprint, Handled, Inbox, Load, Millis, Moment,
-    OrderId, OrderingKey, Owner, Reader, Record, Request, Store, Writing,
+    Body, CommitOrder, Consumer, Draft, EventId, Fingerprint, Handled, Inbox, LaneKey, Load,
+    Millis, Moment, OrderId, OrderingKey, Owner, Reader, Record, Request, Store, Writing,
 };
 use twobox::{Dump, EventState, InProcess, Message};
 use twobox_redb::{RedbOptions, RedbStore, RedbTransaction};
@@ -318,7 +318,7 @@ impl Found {
         }
         // P4: in the order of the lane.
         let log = read(to.redb(), LOG, |_, id| EventId::new(id))?;
-        let mut last: BTreeMap<&OrderingKey, u64> = BTreeMap::new();
+        let mut last: BTreeMap<&LaneKey, u64> = BTreeMap::new();
         for id in log {
             let id = id?;
             // What the sender has not in this view was committed after it.
@@ -341,7 +341,7 @@ impl Found {
     #[expect(clippy::type_complexity, reason = "three things of one walk")]
     pub fn sent(
         from: &mut twobox_redb::RedbView,
-    ) -> Result<(Self, Vec<EventId>, BTreeMap<EventId, (OrderingKey, u64)>), Failed> {
+    ) -> Result<(Self, Vec<EventId>, BTreeMap<EventId, (LaneKey, u64)>), Failed> {
         let rows = tables::check(from)?;
         let dump = Dump::of(from)?;
         let (mut found, mut confirmed, mut places) = (Self::default(), Vec::new(), BTreeMap::new());

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 use twobox::{
-    Delivery, DeliveryState, Due, EventRow, EventState, InboxState, Key, Lane, Load, Millis,
-    OrderingKey, Query, Record, Stats, Stored, Table,
+    Delivery, DeliveryState, Destinations, Due, EventRow, EventState, InboxState, Key, Lane,
+    LaneKey, Load, Millis, Query, Record, Stats, Stored, Table,
 };
 
 /// Why tables are not as they must be.
@@ -109,14 +109,14 @@ fn check_row<E>(rows: &BTreeMap<Key, &Stored>, record: &Record) -> Result<(), Br
         Record::Event(EventRow { event, sequence, .. }) => {
             let order = there(Key::Order(event.order.clone())).is_some();
             demand(order, || format!("{key} is there without its order {}", event.order))?;
-            let lane = there(Key::Lane(event.ordering_key.clone()));
+            let lane = there(Key::Lane(event.lane()));
             let given = matches!(lane, Some(Record::Lane(_, lane)) if *sequence < lane.next);
             demand(given, || format!("{key} has a place that no lane has given"))?;
         }
         Record::Outbox(id, row) => {
             match there(Key::Event(id.clone())) {
                 Some(Record::Event(event)) => {
-                    let same = row.lane == event.event.ordering_key
+                    let same = row.lane == event.event.lane()
                         && row.event_type == event.event.event_type
                         && row.committed_at == event.event.time
                         && (row.moved || row.sequence == event.sequence);
@@ -181,6 +181,7 @@ fn check_index<L: Load>(tables: &mut L, rows: &[Stored]) -> Result<(), Broken<L:
     due.sort_by_key(|lane| (lane.row.due, &lane.key));
     let most = usize::MAX;
     let all = Due {
+        destinations: Destinations::ALL,
         now: Millis::MAX.before(Duration::from_millis(1)),
         floor: Millis::new(0),
         lanes: most,
@@ -207,7 +208,7 @@ fn check_index<L: Load>(tables: &mut L, rows: &[Stored]) -> Result<(), Broken<L:
 }
 
 /// All lanes with all that is pending in them, and what is dead, as the rows say.
-fn standing(rows: &[Stored]) -> (BTreeMap<OrderingKey, Lane>, Vec<Delivery>) {
+fn standing(rows: &[Stored]) -> (BTreeMap<LaneKey, Lane>, Vec<Delivery>) {
     let mut lanes = BTreeMap::new();
     let mut outbox = BTreeMap::new();
     for stored in rows {
@@ -237,7 +238,7 @@ fn standing(rows: &[Stored]) -> (BTreeMap<OrderingKey, Lane>, Vec<Delivery>) {
         if let DeliveryState::Dead(_) = delivery.row.state {
             dead.push(Delivery::new(event.clone(), found, false));
         }
-        let Some(lane) = lanes.get_mut(&event.event.ordering_key) else { continue };
+        let Some(lane) = lanes.get_mut(&event.event.lane()) else { continue };
         if let EventState::Pending | EventState::Leased = lane.state(&delivery.row) {
             lane.pending.push(delivery);
         }

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use redb::backends::InMemoryBackend;
 use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
-    Body, Checked, CommitOrder, CommitRefused, Committed, Consumer, DeliveryPolicy, Draft, Dump,
-    Event, EventId, EventRow, EventState, Fingerprint, Handled, Inbox, Load, Message, Millis,
-    Moment, OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register, Registered, Request,
-    RunError, Store, Stored, Table,
+    Body, Checked, CommitOrder, CommitRefused, Committed, Consumer, DeliveryPolicy, Destination,
+    Draft, Dump, Event, EventId, EventRow, EventState, Fingerprint, Handled, Inbox, LaneKey, Load,
+    Message, Millis, Moment, OrderId, OrderingKey, Owner, Reason, Receipt, Record, Register,
+    Registered, Request, RunError, Store, Stored, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::RedbStore;
@@ -287,7 +287,7 @@ where
         .count();
     assert!(last < 998, "P3: something is never delivered");
     let came = came.lock().unwrap().clone();
-    let mut first: BTreeMap<OrderingKey, Vec<u64>> = BTreeMap::new();
+    let mut first: BTreeMap<LaneKey, Vec<u64>> = BTreeMap::new();
     let mut seen = BTreeSet::new();
     let dump = Dump::of(&mut store.view().unwrap()).unwrap();
     let places = dump.events();
@@ -321,6 +321,7 @@ fn relays_race_for_leases() {
 
 fn message(number: usize) -> Message {
     let event = Event {
+        destination: Destination::default(),
         id: EventId::new(format!("event-{number}")).unwrap(),
         order: OrderId::new("order").unwrap(),
         event_type: "created".try_into().unwrap(),

@@ -390,7 +390,7 @@ fn a_slow_publish_is_renewed_and_not_claimed_by_another() {
         // F3: three leases long, in steps of a sixth. The first must have renewed before the second
         // looks.
         let until = || {
-            let lane = store.view().unwrap().lane(&key_of(1)).unwrap().unwrap();
+            let lane = store.view().unwrap().lane(&key_of(1).into()).unwrap().unwrap();
             lane.lease.unwrap().until
         };
         clock.advance(LEASE / 6);

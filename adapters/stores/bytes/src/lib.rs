@@ -9,8 +9,9 @@ use thiserror::Error;
 use twobox::codec;
 use twobox::store::{Inconsistent, RowByRow, answer};
 use twobox::{
-    Applied, Batch, EventId, FORMAT_VERSION, IndexEntry, Invalid, Key, Load, Millis, OrderingKey,
-    Query, Reader, Rows, Store, StoreError, Stored, Table, Tables, Transaction, Write,
+    Applied, Batch, Destination, EventId, FORMAT_VERSION, IndexEntry, Invalid, Key, LaneKey, Load,
+    Millis, OrderingKey, Query, Reader, Rows, Store, StoreError, Stored, Table, Tables,
+    Transaction, Write,
 };
 
 /// Everything that is kept, as bytes.
@@ -185,16 +186,32 @@ impl RowByRow for View {
         self.range(vec![table.number()], from).map(move |(key, value)| read(table, key, value))
     }
 
-    fn due_from(&self, floor: Millis) -> impl Iterator<Item = Found<(Millis, OrderingKey)>> {
-        let from = bytes(DUE, &[&floor.get().to_be_bytes()]);
-        self.range(vec![DUE], from).map(|(key, _)| {
+    fn destination_after(&self, after: Option<&Destination>) -> Found<Option<Destination>> {
+        // Behind all that have the NUL after this destination.
+        let from = after.map_or(vec![DUE], |at| bytes(DUE, &[at.as_str().as_bytes(), &[1]]));
+        let next = self.range(vec![DUE], from).next();
+        next.map(|(key, _)| match key[1..].split(|byte| *byte == 0).next() {
+            Some([]) | None => Ok(Destination::default()),
+            Some(destination) => name(key, destination),
+        })
+        .transpose()
+    }
+
+    fn due_from(
+        &self,
+        destination: &Destination,
+        floor: Millis,
+    ) -> impl Iterator<Item = Found<(Millis, OrderingKey)>> {
+        let prefix = due(destination, &[]);
+        let (at, from) = (prefix.len(), due(destination, &[&floor.get().to_be_bytes()]));
+        self.range(prefix, from).map(move |(key, _)| {
             let (due, lane) =
-                key[1..].split_first_chunk().ok_or_else(|| damaged(key, "it is short"))?;
+                key[at..].split_first_chunk().ok_or_else(|| damaged(key, "it is short"))?;
             Ok((Millis::new(u64::from_be_bytes(*due)), name(key, lane)?))
         })
     }
 
-    fn places_from(&self, lane: &OrderingKey, from: u64) -> impl Iterator<Item = Place> {
+    fn places_from(&self, lane: &LaneKey, from: u64) -> impl Iterator<Item = Place> {
         let from = place(lane, from);
         let lane = from[..from.len() - 8].to_vec();
         self.range(lane, from).map(|(key, id)| {
@@ -237,14 +254,21 @@ fn row_key(key: &Key) -> Vec<u8> {
     bytes
 }
 
-fn place(lane: &OrderingKey, sequence: u64) -> Vec<u8> {
-    bytes(PLACES, &[lane.as_str().as_bytes(), &[0], &sequence.to_be_bytes()])
+fn due(destination: &Destination, rest: &[&[u8]]) -> Vec<u8> {
+    bytes(DUE, &[destination.as_str().as_bytes(), &[0], &rest.concat()])
+}
+
+fn place(lane: &LaneKey, sequence: u64) -> Vec<u8> {
+    let mut key = Vec::new();
+    codec::encode_lane(lane, &mut key);
+    bytes(PLACES, &[&key, &[0], &sequence.to_be_bytes()])
 }
 
 fn entry_bytes(entry: &IndexEntry) -> (Vec<u8>, Vec<u8>) {
     match entry {
-        IndexEntry::Due(due, lane) => {
-            (bytes(DUE, &[&due.get().to_be_bytes(), lane.as_str().as_bytes()]), Vec::new())
+        IndexEntry::Due(destination, at, lane) => {
+            let rest: &[&[u8]] = &[&at.get().to_be_bytes(), lane.as_str().as_bytes()];
+            (due(destination, rest), Vec::new())
         }
         IndexEntry::Place(lane, sequence, id) => (place(lane, *sequence), id.as_str().into()),
         IndexEntry::Dead(id) => (bytes(DEAD, &[id.as_str().as_bytes()]), Vec::new()),

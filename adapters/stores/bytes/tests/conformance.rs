@@ -6,8 +6,8 @@ use std::error::Error;
 
 use twobox::codec::encode_key;
 use twobox::{
-    Due, Fingerprint, Key, Load as _, Millis, Query, Reader as _, Register, Request, Store as _,
-    Table,
+    Destinations, Due, Fingerprint, Key, Load as _, Millis, Query, Reader as _, Register, Request,
+    Store as _, Table,
 };
 use twobox_bytes::{BytesError, BytesStore, Map};
 use twobox_conformance::{ErrorOf, Harness, Reference, TxOf};
@@ -72,11 +72,18 @@ fn a_damaged_row_is_an_error_that_names_it() -> Result<(), Box<dyn Error>> {
 #[test]
 fn what_is_missing_is_an_error_that_names_it() -> Result<(), Box<dyn Error>> {
     let mut map = BytesStore::default().bytes();
-    map.insert([&[100][..], &1_u64.to_be_bytes(), b"lane-1"].concat(), Vec::new());
+    map.insert([&[100, 0][..], &1_u64.to_be_bytes(), b"lane-1"].concat(), Vec::new());
     map.insert([&[102][..], b"event-1"].concat(), Vec::new());
     let mut view = BytesStore::open(map)?.view()?;
-    let due =
-        Due { now: Millis::new(9), floor: Millis::new(0), lanes: 9, run: 9, events: 9, bytes: 9 };
+    let due = Due {
+        destinations: Destinations::ALL,
+        now: Millis::new(9),
+        floor: Millis::new(0),
+        lanes: 9,
+        run: 9,
+        events: 9,
+        bytes: 9,
+    };
     let asked = [
         (Query::Due(due), "lanes lane-1"),
         (Query::Stats { now: Millis::new(9) }, "lanes lane-1"),

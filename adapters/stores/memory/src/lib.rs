@@ -32,8 +32,8 @@ use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use spin::{Mutex, MutexGuard};
 use twobox::store::{Inconsistent, RowByRow, answer};
 use twobox::{
-    Applied, Batch, EventId, IndexEntry, Key, Load, Millis, OrderingKey, Query, Reader, Rows,
-    Store, Stored, Table, Tables, Transaction, Write,
+    Applied, Batch, Destination, EventId, IndexEntry, Key, LaneKey, Load, Millis, OrderingKey,
+    Query, Reader, Rows, Store, Stored, Table, Tables, Transaction, Write,
 };
 
 /// A store in memory.
@@ -48,9 +48,10 @@ pub struct MemoryStore {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct State {
     tables: [RedBlackTreeMapSync<Key, Stored>; Table::ALL.len()],
-    /// The key is never `None`, which stands before all of them.
-    due: RedBlackTreeSetSync<(Millis, Option<OrderingKey>)>,
-    places: RedBlackTreeMapSync<(OrderingKey, u64), EventId>,
+    /// The lanes of each destination by time. The key is never `None`, which stands before all of
+    /// them.
+    due: RedBlackTreeMapSync<Destination, RedBlackTreeSetSync<(Millis, Option<OrderingKey>)>>,
+    places: RedBlackTreeMapSync<(LaneKey, u64), EventId>,
     dead: RedBlackTreeSetSync<EventId>,
 }
 
@@ -152,17 +153,28 @@ impl RowByRow for State {
         rows.map(|(_, row)| Ok(Cow::Borrowed(row)))
     }
 
+    fn destination_after(
+        &self,
+        after: Option<&Destination>,
+    ) -> Result<Option<Destination>, Infallible> {
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.due.range::<Destination, _>((after, Bound::Unbounded)).next();
+        Ok(next.map(|(destination, _)| destination.clone()))
+    }
+
     fn due_from(
         &self,
+        destination: &Destination,
         floor: Millis,
     ) -> impl Iterator<Item = Result<(Millis, OrderingKey), Infallible>> {
-        let entries = self.due.range((floor, None)..);
+        let lanes = self.due.get(destination).into_iter();
+        let entries = lanes.flat_map(move |lanes| lanes.range((floor, None)..));
         entries.filter_map(|(due, key)| Some(Ok((*due, key.clone()?))))
     }
 
     fn places_from(
         &self,
-        lane: &OrderingKey,
+        lane: &LaneKey,
         sequence: u64,
     ) -> impl Iterator<Item = Result<(u64, EventId), Infallible>> {
         let places = self.places.range((lane.clone(), sequence)..=(lane.clone(), u64::MAX));
@@ -223,7 +235,11 @@ impl State {
 
     fn insert_entry(&mut self, entry: IndexEntry) {
         match entry {
-            IndexEntry::Due(due, lane) => self.due.insert_mut((due, Some(lane))),
+            IndexEntry::Due(destination, due, lane) => {
+                let mut lanes = self.due.get(&destination).cloned().unwrap_or_default();
+                lanes.insert_mut((due, Some(lane)));
+                self.due.insert_mut(destination, lanes);
+            }
             IndexEntry::Place(lane, sequence, id) => self.places.insert_mut((lane, sequence), id),
             IndexEntry::Dead(id) => self.dead.insert_mut(id),
         }
@@ -231,7 +247,10 @@ impl State {
 
     fn remove_entry(&mut self, entry: IndexEntry) {
         match entry {
-            IndexEntry::Due(due, lane) => self.due.remove_mut(&(due, Some(lane))),
+            IndexEntry::Due(destination, due, lane) => match self.due.get_mut(&destination) {
+                Some(lanes) if lanes.size() > 1 => lanes.remove_mut(&(due, Some(lane))),
+                Some(_) | None => self.due.remove_mut(&destination),
+            },
             IndexEntry::Place(lane, sequence, _) => self.places.remove_mut(&(lane, sequence)),
             IndexEntry::Dead(id) => self.dead.remove_mut(&id),
         };

@@ -14,7 +14,7 @@ use twobox_memory::MemoryStore;
 #[should_panic(expected = "the store contradicts itself at events event-1")]
 fn a_dead_event_without_its_row_is_not_left_out() {
     let row = OutboxRow {
-        lane: OrderingKey::new("lane-1").unwrap(),
+        lane: OrderingKey::new("lane-1").unwrap().into(),
         sequence: 1,
         event_type: EventType::new("sent").unwrap(),
         committed_at: Millis::new(1),

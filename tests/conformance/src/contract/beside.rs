@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use twobox::{
-    Applied, Change, Due, EventId, Expect, Key, LaneEdit, LaneRow, Lease, Load as _, Millis,
-    OrderId, OrderingKey, Owner, Query, Reader, Record, Revision, Store, StoreError, Stored, Table,
+    Applied, Change, Destinations, Due, EventId, Expect, Key, LaneEdit, LaneRow, Lease, Load as _,
+    Millis, OrderId, Owner, Query, Reader, Record, Revision, Store, StoreError, Stored, Table,
     Tables, Transaction,
 };
 
@@ -31,7 +31,15 @@ pub fn a_view_is_a_snapshot<H: Harness>() -> Result<(), Failure> {
         let now = Millis::new(50);
         let all = usize::MAX;
         let floor = Millis::new(0);
-        let due = Due { now, floor, lanes: all, run: all, events: all, bytes: all };
+        let due = Due {
+            destinations: Destinations::ALL,
+            now,
+            floor,
+            lanes: all,
+            run: all,
+            events: all,
+            bytes: all,
+        };
         [Query::Due(due), Query::Stats { now }, Query::Dead { after: None, limit: all }]
     };
     let mut view = harness.store().view().map_err(Failure::store)?;
@@ -95,7 +103,15 @@ pub fn an_answer_is_of_one_moment<H: Harness>() -> Result<(), Failure> {
     let ask = || {
         for _ in 0..LOADS {
             let (now, floor, all) = (Millis::new(50), Millis::new(0), usize::MAX);
-            let due = Due { now, floor, lanes: all, run: all, events: all, bytes: all };
+            let due = Due {
+                destinations: Destinations::ALL,
+                now,
+                floor,
+                lanes: all,
+                run: all,
+                events: all,
+                bytes: all,
+            };
             let events = vec![id.clone()];
             for query in [Query::Due(due), Query::Deliveries { events, run: all }] {
                 let mut view = store.view().map_err(Failure::store)?;
@@ -171,7 +187,7 @@ fn renew_or_append(name: &str, found: Option<&Stored>) -> Result<Change, Failure
         return append(name, found);
     }
     let (until, at) = (Millis::new(400), Millis::new(11));
-    let key = OrderingKey::new("shared").map_err(Failure::new)?;
+    let key = rows::lane_key("shared")?;
     Ok(Change::Lane { key, token: 5, edit: LaneEdit::Renew { until }, at })
 }
 

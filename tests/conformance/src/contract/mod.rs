@@ -13,9 +13,9 @@ mod states;
 mod values;
 
 use twobox::{
-    Applied, Batch, Change, Due, EventId, Expect, Key, LaneEdit, LaneRow, Lease, Load, Millis,
-    OrderingKey, Owner, Query, Reader, Record, Revision, Rows, Store, Stored, Table, Tables,
-    Transaction,
+    Applied, Batch, Change, Destinations, Due, EventId, Expect, Key, LaneEdit, LaneKey, LaneRow,
+    Lease, Load, Millis, Owner, Query, Reader, Record, Revision, Rows, Store, Stored, Table,
+    Tables, Transaction,
 };
 
 use crate::failure::{Failure, ensure, short};
@@ -222,12 +222,12 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
     let lease = Some(Lease { owner, until: Millis::new(20), through: 8 });
     let leased = LaneRow { lease, token: 5, ..row };
     let other = rows::lane("other", Some(Millis::new(20)))?;
-    let ends = OrderingKey::new("ends").map_err(Failure::new)?;
+    let ends = rows::lane_key("ends")?;
     let last = Record::Lane(ends.clone(), leased.clone());
     fill(&harness, &[Record::Lane(key.clone(), leased.clone()), other, last])?;
     let at = Millis::new(15);
     let change = |lane: &str, token, edit: LaneEdit| {
-        let key = OrderingKey::new(lane).map_err(Failure::new)?;
+        let key = rows::lane_key(lane)?;
         Ok(Change::Lane { key, token, edit, at })
     };
     let renew = || LaneEdit::Renew { until: Millis::new(40) };
@@ -291,9 +291,17 @@ pub fn a_lane_changes_under_its_token<H: Harness>() -> Result<(), Failure> {
         // It is found where it is due now.
         let due = row.due.unwrap_or_default();
         let (floor, lanes, run, events, bytes) = (due, 2, 1, 1, 1);
-        let due = Query::Due(Due { now: due, floor, lanes, run, events, bytes });
+        let due = Query::Due(Due {
+            destinations: Destinations::ALL,
+            now: due,
+            floor,
+            lanes,
+            run,
+            events,
+            bytes,
+        });
         let found = view.load(&due).map_err(Failure::load(&due))?.lanes;
-        let found: Vec<&OrderingKey> = found.iter().map(|lane| &lane.key).collect();
+        let found: Vec<&LaneKey> = found.iter().map(|lane| &lane.key).collect();
         ensure(found == [&key], || format!("{what} must be found when it is due, not {found:?}"))?;
     }
     Ok(())

@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use twobox::{
-    CallState, Change, Counts, Delivery, DeliveryState, Due, EventId, EventRow, EventState, Expect,
-    Finished, InboxState, Key, Lane, LaneRow, Lease, Load, Millis, OrderingKey, OutboxRow, Owner,
-    Query, Reader, Record, Revision, Rows, Stats, Store, Stored, Table, Transaction,
+    CallState, Change, Counts, Delivery, DeliveryState, Destination, Destinations, Due, EventId,
+    EventRow, EventState, Expect, Finished, InboxState, Key, Lane, LaneKey, LaneRow, Lease, Load,
+    Millis, OutboxRow, Owner, Query, Reader, Record, Revision, Rows, Stats, Store, Stored, Table,
+    Transaction,
 };
 
 use super::{all, committed, fill, load, put, rows, same, same_answer, write};
@@ -16,13 +17,13 @@ use crate::harness::Harness;
 /// All rows in the order of their keys, and what they come to.
 pub(super) struct Model {
     rows: Vec<(Key, Stored)>,
-    lanes: BTreeMap<OrderingKey, (LaneRow, Revision)>,
+    lanes: BTreeMap<LaneKey, (LaneRow, Revision)>,
     /// Each event with how it stands, by id.
     events: BTreeMap<EventId, (EventRow, EventState, Delivery)>,
     /// The pending events of each lane, in the order of their sequence.
-    pending: BTreeMap<OrderingKey, Vec<EventId>>,
+    pending: BTreeMap<LaneKey, Vec<EventId>>,
     /// The lanes that have events, whatever became of them.
-    used: BTreeSet<OrderingKey>,
+    used: BTreeSet<LaneKey>,
 }
 
 impl Model {
@@ -56,11 +57,11 @@ impl Model {
                 revision: found.map(|(_, revision)| *revision),
                 event: None,
             };
-            let (lane, _) = lanes.get(&event.event.ordering_key)?;
+            let (lane, _) = lanes.get(&event.event.lane())?;
             Some((id, (event.clone(), EventState::of(lane, &delivery.row), delivery)))
         });
         let events: BTreeMap<EventId, (EventRow, EventState, Delivery)> = events.collect();
-        let mut pending: BTreeMap<OrderingKey, Vec<EventId>> = BTreeMap::new();
+        let mut pending: BTreeMap<LaneKey, Vec<EventId>> = BTreeMap::new();
         for (id, (_, state, delivery)) in &events {
             if matches!(state, EventState::Pending | EventState::Leased) {
                 pending.entry(delivery.row.lane.clone()).or_default().push(id.clone());
@@ -68,12 +69,12 @@ impl Model {
         }
         let place = |id: &EventId| events.get(id).map(|(_, _, found)| found.row.sequence);
         pending.values_mut().for_each(|events| events.sort_by_key(place));
-        let used = events.values().map(|(row, _, _)| row.event.ordering_key.clone()).collect();
+        let used = events.values().map(|(row, _, _)| row.event.lane()).collect();
         Self { rows: sorted, lanes, events, pending, used }
     }
 
     /// The first pending events of a lane.
-    fn pending(&self, key: &OrderingKey, run: usize, envelope: bool) -> Vec<Delivery> {
+    fn pending(&self, key: &LaneKey, run: usize, envelope: bool) -> Vec<Delivery> {
         let events = self.pending.get(key).into_iter().flatten().take(run);
         let found = events.filter_map(|id| {
             let (row, _, delivery) = self.events.get(id)?;
@@ -83,7 +84,7 @@ impl Model {
         found.collect()
     }
 
-    fn lane(&self, key: &OrderingKey, pending: Vec<Delivery>) -> Option<Lane> {
+    fn lane(&self, key: &LaneKey, pending: Vec<Delivery>) -> Option<Lane> {
         let (row, revision) = self.lanes.get(key)?;
         Some(Lane { key: key.clone(), row: row.clone(), revision: *revision, pending })
     }
@@ -91,7 +92,9 @@ impl Model {
     /// The lanes that can be claimed.
     fn due(&self, due: &Due) -> Vec<Lane> {
         let times = self.lanes.iter().filter_map(|(key, (row, _))| Some((row.due?, key)));
-        let mut times: Vec<_> = times.filter(|(time, _)| *time >= due.floor).collect();
+        let asked = |key: &LaneKey| due.destinations.contains(&key.destination);
+        let times = times.filter(|(time, key)| *time >= due.floor && asked(key));
+        let mut times: Vec<_> = times.collect();
         times.sort();
         let (mut found, mut events, mut bytes): (Vec<Lane>, usize, usize) = (Vec::new(), 0, 0);
         for (time, key) in times {
@@ -256,7 +259,8 @@ const LANES: usize = 8;
 
 fn lane_name(lane: usize) -> String {
     // The names do not sort as the due times do, and one is the beginning of another.
-    ["m", "c", "a", "ab", "z", "A", "customer-7", "idle"][lane % LANES].to_string()
+    ["m", "mail=>c", "a", "mail=>a", "ma=>z", "A", "mail=>customer-7", "idle"][lane % LANES]
+        .to_string()
 }
 
 /// How an event is put into a lane: at which sequence, and what its row in the outbox says, if it
@@ -356,6 +360,18 @@ fn questions(rows: &[Stored]) -> Result<Vec<Query>, Failure> {
     let mut queries = Vec::new();
     let some = [0, 1, 2, 3, 5, 100];
     let late = i64::MAX as u64 - 1;
+    let [ma, mail, mb] = ["ma", "mail", "mb"].map(Destination::new);
+    let (ma, mail, mb) =
+        (ma.map_err(Failure::new)?, mail.map_err(Failure::new)?, mb.map_err(Failure::new)?);
+    let choices = [
+        Destinations::Only(Destination::default()),
+        Destinations::Only(ma.clone()),
+        Destinations::Only(mail.clone()),
+        Destinations::Only(mb.clone()),
+        Destinations::except([Destination::default()]),
+        Destinations::except([mail.clone()]),
+        Destinations::except([mb, ma, Destination::default()]),
+    ];
     for now in [0, 13, 20, 39, 45, 50, late].map(Millis::new) {
         for lanes in [0, 1, 3, 100] {
             for run in [1, 2, 100] {
@@ -363,13 +379,30 @@ fn questions(rows: &[Stored]) -> Result<Vec<Query>, Failure> {
                     [(0, 100), (1, 100), (4, 100), (100, 1), (100, 5), (100, 12), (100, 1000)]
                 {
                     let floor = Millis::new(0);
-                    queries.push(Query::Due(Due { now, floor, lanes, run, events, bytes }));
+                    queries.push(Query::Due(Due {
+                        destinations: Destinations::ALL,
+                        now,
+                        floor,
+                        lanes,
+                        run,
+                        events,
+                        bytes,
+                    }));
                 }
             }
         }
         for floor in [1, 20, 21, 40, late].map(Millis::new) {
             let (lanes, run, events, bytes) = (100, 2, 100, 1000);
-            queries.push(Query::Due(Due { now, floor, lanes, run, events, bytes }));
+            let destinations = Destinations::ALL;
+            queries.push(Query::Due(Due { destinations, now, floor, lanes, run, events, bytes }));
+        }
+        for destinations in &choices {
+            for (floor, lanes) in [(0, 1), (0, 100), (21, 100)] {
+                let (floor, destinations) = (Millis::new(floor), destinations.clone());
+                let (run, events, bytes) = (2, 100, 1000);
+                let due = Due { destinations, now, floor, lanes, run, events, bytes };
+                queries.push(Query::Due(due));
+            }
         }
         queries.push(Query::Stats { now });
     }
@@ -486,10 +519,10 @@ pub fn answers_follow_every_change<H: Harness>() -> Result<(), Failure> {
     for round in 0..4 {
         let rows = committed(&harness)?;
         let gone: BTreeSet<EventId> = Model::new(&rows).events.into_keys().step_by(2).collect();
-        let left = |key: &OrderingKey| {
+        let left = |key: &LaneKey| {
             rows.iter().any(|row| {
                 let Record::Event(row) = &row.record else { return false };
-                row.event.ordering_key == *key && !gone.contains(&row.event.id)
+                row.event.lane() == *key && !gone.contains(&row.event.id)
             })
         };
         let goes = |(at, row): &(usize, &Stored)| match &row.record {

@@ -1,10 +1,10 @@
 //! Rows to fill a store with.
 
 use twobox::{
-    Body, CallRow, CallState, Consumer, DeliveryState, Digest, Event, EventId, EventRow, EventType,
-    Fingerprint, Headers, InboxRow, InboxState, LaneRow, Lease, Millis, OrderId, OrderRow,
-    OrderingKey, OutboxRow, Owner, PlacedOrder, PositionRow, Reason, Record, RequestKey,
-    RequestRow,
+    Body, CallRow, CallState, Consumer, DeliveryState, Destination, Digest, Event, EventId,
+    EventRow, EventType, Fingerprint, Headers, InboxRow, InboxState, LaneKey, LaneRow, Lease,
+    Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, PlacedOrder, PositionRow, Reason,
+    Record, RequestKey, RequestRow,
 };
 
 use crate::failure::Failure;
@@ -46,18 +46,40 @@ fn type_of(id: &str) -> Made<EventType> {
     EventType::new(["order.created", "order.paid", "sent"][kind(id) as usize % 3]).map_err(invalid)
 }
 
+/// Between a destination and an ordering key, in a text for both.
+const AT: &str = "=>";
+
+/// A lane from a text: what stands before `=>` is its destination.
+pub(super) fn lane_key(text: &str) -> Made<LaneKey> {
+    let (destination, ordering_key) = match text.split_once(AT) {
+        Some((at, key)) => (Destination::new(at).map_err(invalid)?, key),
+        None => (Destination::default(), text),
+    };
+    Ok(LaneKey { destination, ordering_key: OrderingKey::new(ordering_key).map_err(invalid)? })
+}
+
+/// The text that [`lane_key`] makes this lane of.
+pub(super) fn lane_text(LaneKey { destination, ordering_key }: &LaneKey) -> String {
+    if destination.is_default() {
+        return ordering_key.to_string();
+    }
+    format!("{destination}{AT}{ordering_key}")
+}
+
 /// An event in a lane of its own.
 pub(super) fn event(id: &str, body: Body) -> Made<Record> {
     event_in(id, "customer-7", 1, body)
 }
 
 pub(super) fn event_in(id: &str, lane: &str, sequence: u64, body: Body) -> Made<Record> {
+    let LaneKey { destination, ordering_key } = lane_key(lane)?;
     let event = Event {
         id: EventId::new(id).map_err(invalid)?,
         order: OrderId::new("order:req-001").map_err(invalid)?,
         event_type: type_of(id)?,
         schema_version: 1,
-        ordering_key: OrderingKey::new(lane).map_err(invalid)?,
+        destination,
+        ordering_key,
         time: Millis::new(9),
         headers: Headers::new(),
         body,
@@ -67,7 +89,7 @@ pub(super) fn event_in(id: &str, lane: &str, sequence: u64, body: Body) -> Made<
 
 pub(super) fn outbox(id: &str, lane: &str, sequence: u64, state: DeliveryState) -> Made<Record> {
     let row = OutboxRow {
-        lane: OrderingKey::new(lane).map_err(invalid)?,
+        lane: lane_key(lane)?,
         sequence,
         event_type: type_of(id)?,
         committed_at: Millis::new(9),
@@ -94,7 +116,7 @@ pub(super) fn lane(key: &str, due: Option<Millis>) -> Made<Record> {
         begun: Millis::new(6),
         changed_at: Millis::new(6),
     };
-    Ok(Record::Lane(OrderingKey::new(key).map_err(invalid)?, row))
+    Ok(Record::Lane(lane_key(key)?, row))
 }
 
 pub(super) fn inbox(consumer: &str, id: &str, state: InboxState) -> Made<Record> {

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use twobox::{
-    Batch, Due, EventId, Finished, Key, Load, Millis, Query, Record, Stored, Table, Write,
+    Batch, Destinations, Due, EventId, Finished, Key, Load, Millis, Query, Record, Stored, Table,
+    Write,
 };
 
 use super::model::{Model, pages};
@@ -101,7 +102,15 @@ impl Shadow {
         let middle = dues.get(dues.len() / 2).copied().unwrap_or_default();
         let late = Millis::new(i64::MAX as u64 - 1);
         let due = |now, floor, lanes, run, events, bytes| {
-            Query::Due(Due { now, floor, lanes, run, events, bytes })
+            Query::Due(Due {
+                destinations: Destinations::ALL,
+                now,
+                floor,
+                lanes,
+                run,
+                events,
+                bytes,
+            })
         };
         let start = Millis::new(0);
         let mut queries = vec![

@@ -3,7 +3,7 @@
 
 use twobox::{
     Batch, CallRow, CallState, Change, Decision, DeliveryState, EventId, Expect, InboxRow,
-    InboxState, Key, LaneEdit, LaneRow, Lease, Millis, OrderId, OrderingKey, OutboxRow, Owner,
+    InboxState, Key, LaneEdit, LaneKey, LaneRow, Lease, Millis, OrderId, OutboxRow, Owner,
     PlacedOrder, Query, Reader, Reason, Record, RequestRow, Revision, Rows, Seen, Store, Tables,
     Transaction, Transition,
 };
@@ -108,7 +108,7 @@ fn other_states(name: &str) -> Result<Vec<Vec<State>>, Failure> {
 struct Tour {
     rows: Vec<(Key, [State; 3])>,
     /// The lanes of the events, as each is after each change.
-    lanes: Vec<(OrderingKey, [LaneRow; 3])>,
+    lanes: Vec<(LaneKey, [LaneRow; 3])>,
     events: Vec<Record>,
 }
 
@@ -326,7 +326,7 @@ struct Walker<H> {
     log: Vec<String>,
 }
 
-const NAMES: [&str; 4] = ["a", "ab", "b", "Z"];
+const NAMES: [&str; 4] = ["a", "ab", "mail=>a", "ma=>Z"];
 const STEPS: usize = 90;
 
 /// Rows change at random: inserted, updated and removed, under guards that hold and some that do
@@ -559,10 +559,10 @@ impl<H: Harness> Walker<H> {
     }
 
     /// An event that is there.
-    fn some_event(&mut self) -> Option<(EventId, OrderingKey, u64)> {
+    fn some_event(&mut self) -> Option<(EventId, LaneKey, u64)> {
         let events = self.shadow.rows().filter_map(|row| {
             let Record::Event(row) = &row.record else { return None };
-            Some((row.event.id.clone(), row.event.ordering_key.clone(), row.sequence))
+            Some((row.event.id.clone(), row.event.lane(), row.sequence))
         });
         let events: Vec<_> = events.collect();
         (!events.is_empty()).then(|| events[self.chance.below(events.len())].clone())
@@ -579,7 +579,7 @@ impl<H: Harness> Walker<H> {
         let moved = self.chance.once_in(2);
         let sequence = if moved { self.next } else { place };
         self.next += 1;
-        let made = rows::outbox(id.as_str(), lane.as_str(), sequence, state)?;
+        let made = rows::outbox(id.as_str(), &rows::lane_text(&lane), sequence, state)?;
         if let Record::Outbox(id, row) = made {
             let gone = self.chance.once_in(5);
             let row = (!gone).then(|| Record::Outbox(id.clone(), OutboxRow { moved, ..row }));
@@ -637,13 +637,9 @@ impl<H: Harness> Walker<H> {
     fn lanes_follow(&self, planned: &Shadow, changes: &mut Vec<Change>) -> Result<(), Failure> {
         let stored = planned.stored();
         let used = stored.iter().filter_map(|row| {
-            if let Record::Event(row) = &row.record {
-                Some(row.event.ordering_key.clone())
-            } else {
-                None
-            }
+            if let Record::Event(row) = &row.record { Some(row.event.lane()) } else { None }
         });
-        let mut used: Vec<OrderingKey> = used.collect();
+        let mut used: Vec<LaneKey> = used.collect();
         for row in &stored {
             let Record::Outbox(id, _) = &row.record else { continue };
             if planned.get(&Key::Event(id.clone())).is_none() {
@@ -657,7 +653,7 @@ impl<H: Harness> Walker<H> {
         for key in used {
             let lane = Key::Lane(key.clone());
             let there = planned.get(&lane).map(|row| row.record.clone());
-            let new = rows::lane(key.as_str(), Some(Millis::new(7)))?;
+            let new = rows::lane(&rows::lane_text(&key), Some(Millis::new(7)))?;
             let row = match (there, new) {
                 (Some(Record::Lane(_, row)), _) => row,
                 (None, Record::Lane(_, row)) => LaneRow { head: 1, next: self.next + 50, ..row },
@@ -694,7 +690,7 @@ impl<H: Harness> Walker<H> {
 
     /// A lane changes under a token, which is the right one or not.
     fn edit(&mut self, changes: &mut Vec<Change>) -> Result<(), Failure> {
-        let key = OrderingKey::new(self.chance.of(NAMES)).map_err(Failure::new)?;
+        let key = rows::lane_key(self.chance.of(NAMES))?;
         let Some(Record::Lane(_, row)) =
             self.shadow.get(&Key::Lane(key.clone())).map(|row| &row.record)
         else {

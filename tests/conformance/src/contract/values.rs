@@ -2,10 +2,10 @@
 //! their limits (F19).
 
 use twobox::{
-    Body, CallRow, CallState, DeliveryState, Due, Event, EventId, EventRow, EventType, Fingerprint,
-    Headers, InboxRow, InboxState, LaneRow, Lease, Load, Millis, OrderId, OrderRow, OutboxRow,
-    Owner, PlacedOrder, PositionRow, Query, Reader, Reason, Record, RequestKey, RequestRow,
-    Revision, Stored,
+    Body, CallRow, CallState, DeliveryState, Destinations, Due, Event, EventId, EventRow,
+    EventType, Fingerprint, Headers, InboxRow, InboxState, LaneRow, Lease, Load, Millis, OrderId,
+    OrderRow, OutboxRow, Owner, PlacedOrder, PositionRow, Query, Reader, Reason, Record,
+    RequestKey, RequestRow, Revision, Stored,
 };
 
 use super::{committed, fill, load, rows, same};
@@ -170,7 +170,9 @@ pub fn texts_at_their_limits<H: Harness>() -> Result<(), Failure> {
         let found: Vec<_> = found
             .lanes
             .iter()
-            .map(|lane| (lane.key.as_str(), lane.pending.iter().map(|next| next.id.as_str())))
+            .map(|lane| {
+                (lane.key.ordering_key.as_str(), lane.pending.iter().map(|next| next.id.as_str()))
+            })
             .map(|(key, events)| (key, events.collect::<Vec<_>>()))
             .collect();
         ensure(found == [(name.as_str(), vec![name.as_str()])], || {
@@ -291,14 +293,22 @@ pub fn numbers_at_their_limits<H: Harness>() -> Result<(), Failure> {
         .collect();
     right.sort();
     let (floor, lanes, run, events, bytes) = (Millis::new(0), 100, 100, 100, usize::MAX);
-    let due = Query::Due(Due { now: Millis::MAX, floor, lanes, run, events, bytes });
+    let due = Query::Due(Due {
+        destinations: Destinations::ALL,
+        now: Millis::MAX,
+        floor,
+        lanes,
+        run,
+        events,
+        bytes,
+    });
     let lanes = view.load(&due).map_err(Failure::load(&due))?.lanes;
     let found: Vec<(Millis, String)> =
         lanes.iter().filter_map(|lane| Some((lane.row.due?, lane.key.to_string()))).collect();
     ensure(found == right, || {
         format!("the lanes must come when they are due, in the order {right:?}, not {found:?}")
     })?;
-    let first = lanes.iter().find(|lane| lane.key.as_str() == "lane-0");
+    let first = lanes.iter().find(|lane| lane.key.ordering_key.as_str() == "lane-0");
     let sequences: Vec<u64> = first
         .map(|lane| lane.pending.iter().map(|delivery| delivery.row.sequence).collect())
         .unwrap_or_default();

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use twobox::call::{CallEnd, CallKey, Intend, Resolve, Start, WhenUnknown};
 use twobox::{
-    Body, Cancel, Checked, Claim, CommitOrder, Consumer, CountFailure, DeliveryPolicy, Discard,
-    Draft, Ending, Event, EventId, EventType, Fingerprint, Headers, LanePlace, Leased, Millis,
-    OrderId, OrderingKey, Owner, Purge, Reason, Receive, Redrive, Register, Renew, Request,
+    Body, Cancel, Checked, Claim, CommitOrder, Consumer, CountFailure, DeliveryPolicy, Destination,
+    Discard, Draft, Ending, Event, EventId, EventType, Fingerprint, Headers, LanePlace, Leased,
+    Millis, OrderId, OrderingKey, Owner, Purge, Reason, Receive, Redrive, Register, Renew, Request,
     Retention, Settle, Table, Tables, Transition, WhenDead,
 };
 
@@ -155,6 +155,7 @@ fn body(number: u8) -> Body {
 
 fn event(number: u8, content: u8) -> Event {
     Event {
+        destination: Destination::default(),
         id: id(number),
         order: OrderId::new("o").unwrap(),
         event_type: EventType::new("created").unwrap(),

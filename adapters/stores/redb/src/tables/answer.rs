@@ -3,15 +3,16 @@
 use alloc::vec::Vec;
 use core::ops::Bound;
 
+use redb::Range;
 use twobox::codec;
 use twobox::{
-    CallState, Delivery, DeliveryState, Due, EventId, EventState, Finished, InboxState, Key, Lane,
-    Millis, OrderingKey, PlacedOrder, Query, Record, Rows, Stats, Stored, Table,
+    CallState, Delivery, DeliveryState, Destinations, Due, EventId, EventState, Finished,
+    InboxState, Key, Lane, LaneKey, Millis, PlacedOrder, Query, Record, Rows, Stats, Stored, Table,
 };
 
 use super::load::{Look, Opened, Scratch};
 use super::seal::Seal;
-use super::{Source, due, place};
+use super::{Bytes, Source, due, place};
 use crate::error::{RedbError, shielded};
 
 /// A purge looks at no more than so many rows for each that it may remove.
@@ -57,10 +58,12 @@ fn answer(tables: &dyn Look, query: &Query, scratch: &mut Scratch) -> Result<Row
 fn due_lane(
     tables: &dyn Look,
     at: Millis,
-    key: &[u8],
-    scratch: &mut Scratch,
+    destination: &[u8],
+    ordering_key: &[u8],
+    Scratch { lane: key, decoder, .. }: &mut Scratch,
 ) -> Result<Lane, RedbError> {
-    let lane = tables.lane(key, &mut scratch.decoder)?;
+    due::write_lane(destination, ordering_key, key);
+    let lane = tables.lane(key, decoder)?;
     let lane = lane.ok_or_else(|| due::error(key, "there is no such row"))?;
     if lane.row.index_due() == Some(at) {
         Ok(lane)
@@ -69,35 +72,112 @@ fn due_lane(
     }
 }
 
-fn lanes_due(
-    tables: &dyn Look,
-    Due { now, floor, lanes, run, events, bytes }: &Due,
-    scratch: &mut Scratch,
-) -> Result<Vec<Lane>, RedbError> {
-    let mut found = Vec::new();
-    let (mut events, mut bytes) = (*events, *bytes);
-    let start = floor.get().to_be_bytes();
-    // A block that begins before the floor has lanes of its own time only.
-    let start = match floor.get() {
-        0 => Bound::Unbounded,
-        _ => Bound::Included(&start[..]),
+/// What is due at a destination and was not looked at yet, at or after a time.
+struct Waiting<'t> {
+    destination: Vec<u8>,
+    blocks: Range<'t, Bytes, Bytes>,
+    /// The block that it has come to: its time, what is left of it, and the lane that is next.
+    at: Millis,
+    block: Vec<u8>,
+    next: core::ops::Range<usize>,
+}
+
+impl<'t> Waiting<'t> {
+    /// From this range of blocks on; `None` if there is nothing.
+    fn of(
+        destination: Vec<u8>,
+        blocks: Range<'t, Bytes, Bytes>,
+    ) -> Result<Option<Self>, RedbError> {
+        let (at, block, next) = (Millis::new(0), Vec::new(), 0..0);
+        let mut waiting = Self { destination, blocks, at, block, next };
+        Ok(waiting.advance()?.then_some(waiting))
+    }
+
+    /// Goes on to the next lane; says whether there is one.
+    fn advance(&mut self) -> Result<bool, RedbError> {
+        if self.next.end == self.block.len() {
+            let Some(found) = self.blocks.next().transpose()? else { return Ok(false) };
+            return self.begin(found.0.value(), found.1.value());
+        }
+        self.next = due::next_lane(&self.block, self.next.end)?;
+        Ok(true)
+    }
+
+    /// Goes on to the first lane of a block; says whether it is one of this destination.
+    fn begin(&mut self, key: &[u8], sealed: &[u8]) -> Result<bool, RedbError> {
+        if due::destination(key)? != self.destination {
+            return Ok(false);
+        }
+        let (at, block) = due::lanes(key, sealed)?;
+        self.at = at;
+        self.block.clear();
+        self.block.extend_from_slice(block.bytes());
+        self.next = due::next_lane(&self.block, 0)?;
+        Ok(true)
+    }
+
+    fn ordering_key(&self) -> &[u8] {
+        &self.block[self.next.clone()]
+    }
+
+    /// Where its next lane stands among those of all destinations.
+    fn place(&self) -> (Millis, &[u8], &[u8]) {
+        (self.at, &self.destination, self.ordering_key())
+    }
+}
+
+/// What waits at each of the destinations that are asked for. Those that are left out cost one look
+/// each, however much waits there.
+fn waiting<'t>(
+    tables: &'t dyn Look,
+    Due { destinations, floor, .. }: &Due,
+    key: &mut Vec<u8>,
+) -> Result<Vec<Waiting<'t>>, RedbError> {
+    let table = tables.due()?;
+    let from = |destination: &[u8], key: &mut Vec<u8>| {
+        due::write_start(destination, *floor, key);
+        Waiting::of(destination.to_vec(), table.range(Bound::Included(key))?)
     };
-    for block in tables.due()?.range(start)? {
-        let (key, sealed) = block?;
-        let (at, block) = due::lanes(key.value(), sealed.value())?;
-        for key in block {
-            if found.len() == *lanes || events == 0 || bytes == 0 || at == Millis::MAX {
-                return Ok(found);
-            }
-            let mut lane = due_lane(tables, at, key?, scratch)?;
-            if at > *now {
-                found.push(lane);
-                return Ok(found);
-            }
-            let sum = tables.add_pending(&mut lane, *run, true, bytes, scratch)?;
-            events = events.saturating_sub(lane.pending.len());
-            bytes = bytes.saturating_sub(sum);
+    let except = match destinations {
+        Destinations::Only(only) => {
+            return Ok(from(only.as_str().as_bytes(), key)?.into_iter().collect());
+        }
+        Destinations::Except(except) => except,
+    };
+    let mut found = Vec::with_capacity(1);
+    key.clear();
+    while let Some((first, _)) = table.range(Bound::Included(key))?.next().transpose()? {
+        let destination = due::destination(first.value())?;
+        if except.binary_search_by(|next| next.as_str().as_bytes().cmp(destination)).is_err() {
+            found.extend(from(destination, key)?);
+        }
+        due::write_end(destination, key);
+    }
+    Ok(found)
+}
+
+fn lanes_due(tables: &dyn Look, due: &Due, scratch: &mut Scratch) -> Result<Vec<Lane>, RedbError> {
+    let mut found = Vec::new();
+    let (mut events, mut bytes) = (due.events, due.bytes);
+    let mut waiting = waiting(tables, due, &mut scratch.lane)?;
+    while found.len() < due.lanes && events > 0 && bytes > 0 {
+        let first = (0..waiting.len()).min_by_key(|n| waiting[*n].place());
+        let Some(first) = first else { break };
+        let next = &mut waiting[first];
+        if next.at == Millis::MAX {
+            break;
+        }
+        let mut lane = due_lane(tables, next.at, &next.destination, next.ordering_key(), scratch)?;
+        if next.at > due.now {
             found.push(lane);
+            break;
+        }
+        let sum = tables.add_pending(&mut lane, due.run, true, bytes, scratch)?;
+        events = events.saturating_sub(lane.pending.len());
+        bytes = bytes.saturating_sub(sum);
+        found.push(lane);
+        if !next.advance()? {
+            waiting.swap_remove(first);
         }
     }
     Ok(found)
@@ -114,21 +194,28 @@ fn deliveries(
         let delivery = tables.delivery(id.as_str().as_bytes(), &mut scratch.decoder)?;
         found.deliveries.extend(delivery);
     }
-    let mut lanes: Vec<OrderingKey> =
+    let mut lanes: Vec<LaneKey> =
         found.deliveries.iter().map(|next| next.row.lane.clone()).collect();
     lanes.sort_unstable();
     lanes.dedup();
     for key in lanes {
-        let lane = tables.lane(key.as_str().as_bytes(), &mut scratch.decoder)?;
-        let mut lane = lane.ok_or_else(|| lane_is_missing(&key))?;
+        let mut lane = lane_of(tables, &key, scratch)?;
         tables.add_pending(&mut lane, run, false, usize::MAX, scratch)?;
         found.lanes.push(lane);
     }
     Ok(found)
 }
 
-fn lane_is_missing(key: &OrderingKey) -> RedbError {
-    due::error(key.as_str().as_bytes(), "there is an event in it, but no such row")
+/// The lane of an event.
+fn lane_of(
+    tables: &dyn Look,
+    key: &LaneKey,
+    Scratch { lane: bytes, decoder, .. }: &mut Scratch,
+) -> Result<Lane, RedbError> {
+    bytes.clear();
+    codec::encode_lane(key, bytes);
+    let lane = tables.lane(bytes, decoder)?;
+    lane.ok_or_else(|| due::error(bytes, "there is an event in it, but no such row"))
 }
 
 fn dead(
@@ -224,7 +311,7 @@ fn finished_rows(
             Record::Order(..) => None,
             Record::Lane(key, row) => {
                 let idle = row.index_due().is_none() && row.changed_at <= *until;
-                let gone = idle && tables.is_without_events(key.as_str(), &mut scratch.place)?;
+                let gone = idle && tables.is_without_events(key, &mut scratch.place)?;
                 gone.then_some(row.changed_at)
             }
             Record::Inbox(_, _, row) => (row.state == InboxState::Applied).then_some(row.at),
@@ -304,8 +391,7 @@ fn is_finished(
     if delivery.row.state == DeliveryState::Pending && committed_at > until {
         return Ok(false);
     }
-    let lane = tables.lane(key.as_str().as_bytes(), &mut scratch.decoder)?;
-    let lane = lane.ok_or_else(|| lane_is_missing(key))?;
+    let lane = lane_of(tables, key, scratch)?;
     let since = EventState::of(&lane.row, &delivery.row).finished_since(committed_at);
     Ok(since.is_some_and(|since| since <= until))
 }
@@ -314,9 +400,10 @@ fn stats(tables: &dyn Look, now: Millis, scratch: &mut Scratch) -> Result<Stats,
     let mut stats = Stats::default();
     for block in tables.due()?.range(Bound::Unbounded)? {
         let (key, sealed) = block?;
+        let destination = due::destination(key.value())?;
         let (at, block) = due::lanes(key.value(), sealed.value())?;
-        for key in block {
-            let mut lane = due_lane(tables, at, key?, scratch)?;
+        for ordering_key in block {
+            let mut lane = due_lane(tables, at, destination, ordering_key?, scratch)?;
             tables.add_pending(&mut lane, usize::MAX, false, usize::MAX, scratch)?;
             stats.add_lane(now, &lane.row, lane.pending.iter().map(|next| &next.row));
         }

@@ -9,8 +9,8 @@ use core::ops::Range;
 use redb::{TableError, WriteTransaction};
 use twobox::codec;
 use twobox::{
-    Applied, Batch, Change, DeliveryState, Key, Lane, OrderingKey, Query, Record, Revision, Rows,
-    Seen, Stored, Table, Write,
+    Applied, Batch, Change, DeliveryState, Key, Lane, LaneKey, Query, Record, Revision, Rows, Seen,
+    Stored, Table, Write,
 };
 
 use super::answer::load;
@@ -165,7 +165,7 @@ impl Old {
     fn of(stored: &Stored) -> Self {
         match &stored.record {
             Record::Lane(_, row) => row.index_due().map_or(Self::Nothing, Self::Due),
-            Record::Event(row) => Self::Place(place_at(&row.event.ordering_key, row.sequence)),
+            Record::Event(row) => Self::Place(place_at(&row.event.lane(), row.sequence)),
             Record::Outbox(_, row) => match row.state {
                 DeliveryState::Dead(_) => Self::Dead,
                 DeliveryState::Pending if row.moved => {
@@ -185,9 +185,9 @@ impl Old {
     }
 }
 
-fn place_at(lane: &OrderingKey, sequence: u64) -> Vec<u8> {
-    let mut place = Vec::with_capacity(lane.as_str().len() + 9);
-    place::write(lane.as_str(), sequence, &mut place);
+fn place_at(lane: &LaneKey, sequence: u64) -> Vec<u8> {
+    let mut place = Vec::new();
+    place::write(lane, sequence, &mut place);
     place
 }
 
@@ -344,7 +344,7 @@ fn write_events(
         tables.wrote(Table::Events, id, new.is_some());
         place.clear();
         if let Some((Record::Event(row), _)) = new {
-            place::write(row.event.ordering_key.as_str(), row.sequence, place);
+            place::write(&row.event.lane(), row.sequence, place);
         }
         if let Old::Place(old) = &checked.old
             && (new.is_none() || old != place)

@@ -8,7 +8,8 @@ use core::ops::Bound;
 use redb::{AccessGuard, TableError};
 use twobox::codec::{self, Decoder};
 use twobox::{
-    Delivery, EventId, EventRow, EventState, Key, Lane, OutboxRow, Record, Revision, Stored, Table,
+    Delivery, EventId, EventRow, EventState, Key, Lane, LaneKey, OutboxRow, Record, Revision,
+    Stored, Table,
 };
 
 use super::due::Moves;
@@ -22,6 +23,7 @@ pub(super) struct Scratch {
     pub(super) buffer: Vec<u8>,
     pub(super) place: Vec<u8>,
     pub(super) keys: Vec<u8>,
+    pub(super) lane: Vec<u8>,
     pub(super) decoder: Decoder,
 }
 
@@ -291,26 +293,27 @@ impl dyn Look + '_ {
             return Ok(0);
         }
         place.clear();
-        place::write(lane.key.as_str(), lane.row.head, place);
+        place::write_lane(&lane.key, place);
+        let prefix = place.len();
+        place.extend_from_slice(&lane.row.head.to_be_bytes());
         lane.pending.reserve_exact(most);
         let mut sum = 0;
         // The head is nearly always pending, and often enough: to look for it alone costs less than
         // to go through a range.
         if let Some(sealed) = self.places()?.get(place.as_slice())? {
-            let head = self.pending_at(lane, place, sealed.value(), envelopes, decoder)?;
+            let head = self.pending_at(lane, prefix, place, sealed.value(), envelopes, decoder)?;
             sum += add(lane, head);
             if lane.pending.len() == most || sum >= bytes {
                 return Ok(sum);
             }
         }
-        let prefix = lane.key.as_str().len() + 1;
         for found in self.places()?.range(Bound::Excluded(place))? {
             let (at, sealed) = found?;
             let at = at.value();
             if !at.starts_with(&place[..prefix]) {
                 break;
             }
-            let next = self.pending_at(lane, at, sealed.value(), envelopes, decoder)?;
+            let next = self.pending_at(lane, prefix, at, sealed.value(), envelopes, decoder)?;
             sum += add(lane, next);
             if lane.pending.len() == most || sum >= bytes {
                 break;
@@ -319,16 +322,17 @@ impl dyn Look + '_ {
         Ok(sum)
     }
 
-    /// What is pending at a place of a lane, if anything is.
+    /// What is pending at a place of a lane, if anything is; all its places begin with so many bytes.
     fn pending_at(
         &self,
         lane: &Lane,
+        prefix: usize,
         at: &[u8],
         sealed: &[u8],
         envelopes: bool,
         decoder: &mut Decoder,
     ) -> Result<Option<Delivery>, RedbError> {
-        let sequence = place::sequence(at, lane.key.as_str().len())?;
+        let sequence = place::sequence(at, prefix)?;
         let (id, event) = place::split(at, Seal::PLACES.unseal(at, sealed)?)?;
         let delivery = self.standing(id, event, envelopes, decoder)?;
         let state = EventState::of(&lane.row, &delivery.row);
@@ -374,7 +378,7 @@ impl dyn Look + '_ {
     /// Whether no event has a place in a lane.
     pub(super) fn is_without_events(
         &self,
-        lane: &str,
+        lane: &LaneKey,
         place: &mut Vec<u8>,
     ) -> Result<bool, RedbError> {
         place.clear();

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use redb::StorageBackend;
 use twobox::{
-    Applied, Batch, Body, CallRow, CallState, Change, Consumer, DeliveryState, Digest, Dump, Event,
-    EventId, EventRow, EventType, Expect, Fingerprint, Headers, InboxRow, InboxState, LaneRow,
-    Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, PlacedOrder, PositionRow,
-    Reader, Reason, Record, RequestKey, RequestRow, Store, Tables, Transaction,
+    Applied, Batch, Body, CallRow, CallState, Change, Consumer, DeliveryState, Destination, Digest,
+    Dump, Event, EventId, EventRow, EventType, Expect, Fingerprint, Headers, InboxRow, InboxState,
+    LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, PlacedOrder,
+    PositionRow, Reader, Reason, Record, RequestKey, RequestRow, Store, Tables, Transaction,
 };
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
 
@@ -202,7 +202,7 @@ pub(crate) fn event(id: &str) -> EventId {
 
 pub(crate) fn outbox_row(lane: &OrderingKey, sequence: u64, state: DeliveryState) -> OutboxRow {
     OutboxRow {
-        lane: lane.clone(),
+        lane: lane.clone().into(),
         sequence,
         event_type: EventType::new("order.created").unwrap(),
         committed_at: at(1_000),
@@ -217,6 +217,7 @@ pub(crate) fn outbox_row(lane: &OrderingKey, sequence: u64, state: DeliveryState
 
 pub(crate) fn event_row(id: &str, lane: &OrderingKey, sequence: u64, body: u8) -> EventRow {
     let event = Event {
+        destination: Destination::default(),
         id: event(id),
         order: OrderId::new("order-1").unwrap(),
         event_type: EventType::new("order.created").unwrap(),
@@ -302,7 +303,7 @@ pub(crate) fn every_state() -> Vec<Record> {
     ));
     let lease = Lease { owner: Owner::new("relay-1").unwrap(), until: at(9_000), through: 4 };
     records.push(Record::Lane(
-        first,
+        first.into(),
         LaneRow {
             next: 7,
             head: 4,
@@ -314,10 +315,10 @@ pub(crate) fn every_state() -> Vec<Record> {
         },
     ));
     records.push(Record::Lane(
-        second,
+        second.into(),
         LaneRow { next: 2, head: 2, blocked_by: Some(event("f1")), ..lane_row(None) },
     ));
-    records.push(Record::Lane(lane("customer-9"), lane_row(Some(at(20_000)))));
+    records.push(Record::Lane(lane("customer-9").into(), lane_row(Some(at(20_000)))));
     let consumer = Consumer::new("loyalty").unwrap();
     let states =
         [("e1", InboxState::Applied), ("e2", InboxState::Failing), ("e3", InboxState::Poisoned)];

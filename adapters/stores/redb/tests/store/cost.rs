@@ -8,10 +8,10 @@ use std::time::Duration;
 use redb::Builder;
 use twobox::relay::{Relay, RelaySettings};
 use twobox::{
-    Body, Checked, Claim, Claimed, CommitOrder, Consumer, DeliveryPolicy, Digest, Draft, Event,
-    EventRow, EventType, Fingerprint, Handled, Headers, InProcess, Inbox, InboxRow, InboxState,
-    LaneRow, Leased, Message, Moment, OrderId, OrderRow, Owner, PlacedOrder, Receive, Record,
-    Register, Request, RequestKey, RequestRow, RunError, Settle, Store,
+    Body, Checked, Claim, Claimed, CommitOrder, Consumer, DeliveryPolicy, Destination, Digest,
+    Draft, Event, EventRow, EventType, Fingerprint, Handled, Headers, InProcess, Inbox, InboxRow,
+    InboxState, LaneRow, Leased, Message, Moment, OrderId, OrderRow, Owner, PlacedOrder, Receive,
+    Record, Register, Request, RequestKey, RequestRow, RunError, Settle, Store,
 };
 use twobox_redb::{RedbOptions, RedbStore};
 
@@ -205,6 +205,7 @@ fn done(n: usize) -> [Record; 5] {
             sequence: 1,
             due: at(1_000),
             event: Event {
+                destination: Destination::default(),
                 id: id.clone(),
                 order,
                 event_type: EventType::new("order.created").unwrap(),
@@ -215,7 +216,7 @@ fn done(n: usize) -> [Record; 5] {
                 body,
             },
         }),
-        Record::Lane(key, LaneRow { next: 2, head: 2, confirmed: 1, ..lane_row(None) }),
+        Record::Lane(key.into(), LaneRow { next: 2, head: 2, confirmed: 1, ..lane_row(None) }),
         Record::Inbox(
             Consumer::new("loyalty").unwrap(),
             id,
@@ -243,7 +244,7 @@ fn waiting(events: usize) -> Vec<Record> {
         let row = event_row(&format!("stuck-{n:07}"), &key, n as u64, 1);
         Record::Event(EventRow { due: NOW + Duration::from_secs(3_600), ..row })
     });
-    rows.chain([Record::Lane(key.clone(), lane)]).collect()
+    rows.chain([Record::Lane(key.clone().into(), lane)]).collect()
 }
 
 /// A closed store in which `orders` are delivered, and `stuck` events wait in one lane.

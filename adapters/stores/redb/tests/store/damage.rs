@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use redb::{ReadableTable, TableDefinition};
 use twobox::codec::{encode_key, encode_value};
 use twobox::{
-    Applied, Batch, Change, DeliveryState, Due, Expect, FORMAT_VERSION, IndexEntry, Key, Load,
-    Query, Record, Revision, Store, Table, Tables, Transaction,
+    Applied, Batch, Change, DeliveryState, Destinations, Due, Expect, FORMAT_VERSION, IndexEntry,
+    Key, Load, Query, Record, Revision, Store, Table, Tables, Transaction,
 };
 use twobox_redb::{Lent, RedbError, RedbStore};
 
@@ -47,9 +47,9 @@ pub(crate) fn sealed(table: &str, key: &[u8], value: &[u8]) -> Vec<u8> {
     [value, &hasher.finalize().to_be_bytes()].concat()
 }
 
-/// The place of an event.
+/// The place of an event at the default destination.
 fn place(lane: &str, sequence: u64) -> Vec<u8> {
-    [lane.as_bytes(), &[0], &sequence.to_be_bytes()].concat()
+    [&[0], lane.as_bytes(), &[0], &sequence.to_be_bytes()].concat()
 }
 
 /// What stands at a place, with this event.
@@ -78,7 +78,7 @@ fn place_of(record: &Record) -> (&'static str, Rows, Vec<u8>) {
 
 /// Lanes that are due at a time, as they are kept together.
 fn block(due: u64, lanes: &[&str]) -> (Vec<u8>, Vec<u8>) {
-    let key = [&due.to_be_bytes()[..], lanes[0].as_bytes()].concat();
+    let key = [&[0], &due.to_be_bytes()[..], lanes[0].as_bytes()].concat();
     let value: Vec<u8> =
         lanes.iter().flat_map(|lane| [&[lane.len() as u8][..], lane.as_bytes()].concat()).collect();
     let value = sealed("due lanes", &key, &value);
@@ -121,7 +121,7 @@ fn rows_are_kept_as_described() {
     assert_eq!(get(&store, PLACES, &moved), value);
     let mut due: BTreeMap<u64, Vec<String>> = BTreeMap::new();
     for record in every_state() {
-        if let Some(IndexEntry::Due(time, lane)) = record.index_entry() {
+        if let Some(IndexEntry::Due(_, time, lane)) = record.index_entry() {
             due.entry(time.get()).or_default().push(lane.to_string());
         }
     }
@@ -190,6 +190,7 @@ fn a_value_that_is_whole_but_no_row_is_damage() {
 #[test]
 fn an_index_entry_without_its_row_is_damage() {
     let due = Query::Due(Due {
+        destinations: Destinations::ALL,
         now: at(99_999),
         floor: at(0),
         lanes: 9,
@@ -223,7 +224,7 @@ fn an_index_entry_without_its_row_is_damage() {
             drop(tx.open_table(DUE).unwrap().insert(key.as_slice(), value.as_slice()).unwrap());
         }
     };
-    let too_short = [5_u64.to_be_bytes().as_slice(), b"a"].concat();
+    let too_short = [b"\0", 5_u64.to_be_bytes().as_slice(), b"a"].concat();
     let too_short = (too_short.clone(), sealed("due lanes", &too_short, b"\x02a"));
     let unsealed = (block(5, &["customer-7"]).0, b"\x01a".to_vec());
     let garbage = |bytes: &'static [u8]| {
@@ -233,7 +234,7 @@ fn an_index_entry_without_its_row_is_damage() {
     };
     type Harm = Box<dyn Fn(&redb::WriteTransaction)>;
     let cases: Vec<(&Query, Harm)> = vec![
-        (&due, Box::new(remove(LANES, b"customer-7"))),
+        (&due, Box::new(remove(LANES, b"\0customer-7"))),
         (&row, Box::new(lose())),
         (&cancelled, Box::new(lose())),
         (&dead, Box::new(remove(OUTBOX, b"f1"))),
@@ -246,7 +247,7 @@ fn an_index_entry_without_its_row_is_damage() {
         // An event that is said to have moved, and is not there; one with half a place.
         (&stats, Box::new(enter(place("customer-9", 6), stands("nobody", b"")))),
         (&stats, Box::new(enter(place("customer-9", 6), b"nobody".to_vec()))),
-        (&stats, Box::new(enter(b"customer-9\x00\x01".to_vec(), b"\x01".to_vec()))),
+        (&stats, Box::new(enter(b"\0customer-9\x00\x01".to_vec(), b"\x01".to_vec()))),
         (&dead, Box::new(garbage(b"e4"))),
         (&dead, Box::new(garbage(b"nobody"))),
         (&dead, Box::new(garbage(b""))),
@@ -291,7 +292,7 @@ fn half_a_batch(store: &RedbStore) -> Batch {
     fill(
         store,
         vec![
-            Record::Lane(name.clone(), lane_row(Some(at(1)))),
+            Record::Lane(name.clone().into(), lane_row(Some(at(1)))),
             Record::Event(event_row("e1", &name, 1, 1)),
             Record::Outbox(event("e1"), outbox_row(&name, 1, DeliveryState::Dead(at(1)))),
         ],
@@ -302,7 +303,7 @@ fn half_a_batch(store: &RedbStore) -> Batch {
         Change::Delete { expect: Revision::FIRST, key: Key::Outbox(event("e1")) },
         Change::Put {
             expect: Expect::Revision(Revision::FIRST),
-            record: Record::Lane(name, lane_row(Some(at(2)))),
+            record: Record::Lane(name.into(), lane_row(Some(at(2)))),
         },
     ])
     .unwrap()
