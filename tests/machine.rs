@@ -151,6 +151,8 @@ struct Driver {
     old: Vec<Ticket>,
     /// The broker was away, and has confirmed nothing since.
     probing: bool,
+    /// It has confirmed something since an event was last unavailable.
+    confirmed_since: bool,
 }
 
 impl Driver {
@@ -183,6 +185,7 @@ impl Driver {
             failed: false,
             old: Vec::new(),
             probing: false,
+            confirmed_since: false,
         }
     }
 
@@ -610,10 +613,11 @@ impl Driver {
         let paused = self.machine.is_paused();
         let known = self.leases.get(&ticket.lease.token).is_some_and(|leased| !leased.lost);
         if known && !paused && answer == Published::Confirmed {
-            self.probing = false;
+            (self.probing, self.confirmed_since) = (false, true);
         }
         if known && matches!(answer, Published::Unavailable(_)) {
-            self.probing = true;
+            // One event stops nothing (F27).
+            self.probing |= !std::mem::take(&mut self.confirmed_since) || paused;
         }
         let now = self.now();
         self.machine.handle_published(now, &ticket, answer);

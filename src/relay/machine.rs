@@ -154,6 +154,8 @@ pub struct Status {
     /// on threads those are in it too that have another in their place, and are not counted as under
     /// way any more.
     pub hung: usize,
+    /// What the broker said when it could not be reached, if it has confirmed nothing since (F48).
+    pub broker_error: Option<Reason>,
     /// How long its leases last. That is [`RelaySettings::lease`], unless it was too short for the
     /// publisher or the store: then it is longer, up to the longest backoff of the policy, for as
     /// long as the relay runs. If it is, make the setting so long.
@@ -203,6 +205,10 @@ pub struct RelayMachine {
     claim_at: Duration,
     /// Somebody committed events while a transaction was under way, which may have begun before.
     woken: bool,
+    /// What the broker said when it could not be reached, if it has confirmed nothing since.
+    broker_error: Option<Reason>,
+    /// Whether something was confirmed since an event was last answered as unavailable.
+    confirmed_since: bool,
     /// Doubles with each failure in a row: of the broker, and of the store.
     broker_failures: u32,
     store_failures: u32,
@@ -251,6 +257,8 @@ impl RelayMachine {
             transaction: None,
             claim_at: now.uptime,
             woken: false,
+            broker_error: None,
+            confirmed_since: false,
             broker_failures: 0,
             store_failures: 0,
             paused_until: None,
@@ -296,6 +304,7 @@ impl RelayMachine {
             publishing: self.publishing(),
             hung: self.left.hung(),
             lease: self.lease,
+            broker_error: self.broker_error.clone(),
             error: self.error.clone(),
         }
     }
@@ -568,6 +577,13 @@ impl RelayMachine {
             Published::Rejected(reason) => Ending::Rejected(reason),
             Published::Deferred(reason) => Ending::Deferred(reason),
             Published::Unavailable(reason) => {
+                self.broker_error = Some(reason.clone());
+                // It takes others: only this event is to wait, and where all of them are answered
+                // like that, the next one says so (F27).
+                if core::mem::take(&mut self.confirmed_since) && !self.is_paused() {
+                    self.counters.unavailable += 1;
+                    return self.end_lane(lane, Some(Ending::Deferred(reason)));
+                }
                 self.end_lane(lane, Some(Ending::Unavailable(reason)));
                 return self.broker_away();
             }
@@ -586,6 +602,8 @@ impl RelayMachine {
         // While it pauses, this is the answer to a publish from before.
         if !self.is_paused() {
             self.broker_failures = 0;
+            self.broker_error = None;
+            self.confirmed_since = true;
         }
         let Some((slot, waits)) = self.lanes.confirm(lane) else { return };
         self.slots.ended(slot);

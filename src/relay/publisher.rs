@@ -19,7 +19,9 @@ pub enum Published {
     Rejected(Reason),
     /// The consumer wants it later: retried after a backoff, and not counted as a failure (F9).
     Deferred(Reason),
-    /// The broker cannot be reached: the relay pauses, and nothing counts against the event (F15).
+    /// The broker cannot be reached: nothing counts against the event, and the relay pauses (F15).
+    /// If another event was confirmed since the last such answer, only this one waits, as if it was
+    /// deferred (F27).
     Unavailable(Reason),
     /// The publish was given up, as when the relay stops: the event is released, and nothing counts
     /// against it (F12). A relay that is not stopping pauses.

@@ -39,7 +39,8 @@ pub enum Ending {
     /// The consumer asks to have it again later: it is due after the first backoff, and nothing is
     /// counted (F9).
     Deferred(Reason),
-    /// The broker cannot be reached: this counts against no event (F15).
+    /// The broker cannot be reached: this counts against no event (F15), which comes again behind
+    /// others that are due (F27).
     Unavailable(Reason),
 }
 
@@ -158,7 +159,11 @@ impl Settlement {
                 row.starts = starts.saturating_sub(1);
                 row.due = now + policy.backoff(id, 1);
             }
-            Ending::Unavailable(_) => row.starts = starts.saturating_sub(1),
+            // It comes behind what waits already, so that the next try is another one's (F27).
+            Ending::Unavailable(_) => {
+                row.starts = starts.saturating_sub(1);
+                row.due = row.due.max(now);
+            }
             Ending::Failed(_) if failures < policy.max_failures && starts < policy.max_starts => {
                 (row.starts, row.failures) = (starts, failures);
                 row.due = now + policy.backoff(id, failures);
@@ -200,7 +205,7 @@ impl Changes {
 /// | current      | failed, failures left   | failures grow, it is due after a backoff                    | counted in [`Settled::retried`] |
 /// | current      | failed once too often, failed with no start left, or rejected | it is dead; the lane is blocked or moves past it | in [`Settled::dead`] |
 /// | current      | deferred                | its reason, it is due after the first backoff; nothing is counted | counted in [`Settled::released`] |
-/// | current      | unavailable             | its reason; nothing is counted                              | counted in [`Settled::released`] |
+/// | current      | unavailable             | its reason, it is due now, behind what waits already (F27); nothing is counted | counted in [`Settled::released`] |
 /// | current      | not named               | nothing; the lane is free                                   | (none) |
 /// | not current  | anything                | nothing                                                     | in [`Settled::stale`], with the reason |
 /// | current, but the store has lost what it covers | anything | nothing                                  | in [`Settled::stale`], [`Stale::Lost`] |

@@ -515,7 +515,8 @@ fn settle_ended() {
             let dead = OutboxRow { state: DeliveryState::Dead(NOW), ..failed };
             // An outage counts against no event: neither a failure nor the start (F15). Nor does
             // it when a consumer asks to have it later (F9).
-            let unavailable = OutboxRow { reason: Some(reason.clone()), ..first.clone() };
+            // It is due now: behind what waits already (F27).
+            let unavailable = OutboxRow { reason: Some(reason.clone()), due: NOW, ..first.clone() };
             let again_at = NOW + policy.backoff(&name("e3"), 1);
             let deferred = OutboxRow { due: again_at, ..unavailable.clone() };
             let gave_up = match when_dead {
@@ -540,7 +541,12 @@ fn settle_ended() {
                     (Ending::Failed(why()), dead.clone(), gave_up.clone(), is_dead())
                 },
                 (Ending::Rejected(why()), dead, gave_up, is_dead()),
-                (Ending::Unavailable(why()), unavailable, free(3, 2, 0, 100, None), is_released()),
+                (
+                    Ending::Unavailable(why()),
+                    unavailable,
+                    free(3, 2, 0, NOW.get(), None),
+                    is_released(),
+                ),
                 (
                     Ending::Deferred(why()),
                     deferred,

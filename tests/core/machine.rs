@@ -7,9 +7,9 @@ use core::time::Duration;
 
 use twobox::relay::{Action, Exchange, Phase, Published, RelayMachine, RelaySettings, Ticket};
 use twobox::{
-    Claim, Claimed, Delivery, DeliveryPolicy, Destination, Event, Headers, Lane, LaneRow, LeaseRef,
-    Leased, Millis, Moment, Reason, Renew, Renewed, Revision, Rows, Settled, Settlement, Stale,
-    StaleLease, Transition,
+    Claim, Claimed, Delivery, DeliveryPolicy, Destination, Ending, Event, Headers, Lane, LaneRow,
+    LeaseRef, Leased, Millis, Moment, Reason, Renew, Renewed, Revision, Rows, Settled, Settlement,
+    Stale, StaleLease, Transition,
 };
 
 use crate::support::{LANE, lane_key, ms, name, pending, text};
@@ -979,4 +979,31 @@ fn f30_a_relay_makes_longer_what_was_too_short() {
     relay.machine.handle_exchanged(Moment::steady(relay.now), (Some(settled), None));
     let status = relay.machine.status();
     assert_eq!((status.counters.stale, status.counters.short, status.lease), (1, 0, LEASE));
+}
+
+/// F48, F27: the status says why the broker cannot be reached until it has confirmed something; one
+/// event that is unavailable while others are confirmed makes no pause, and the next one does.
+#[test]
+fn f48_the_status_says_why_the_broker_is_away() {
+    let (mut relay, tickets) = Played::holding(&[("a", 1), ("b", 1), ("c", 1), ("d", 1)]);
+    assert_eq!(relay.machine.status().broker_error, None);
+    relay.confirm(&tickets[0]);
+    relay.unavailable(&tickets[1]);
+    assert_eq!(relay.machine.phase(), Phase::Running, "others are confirmed");
+    assert_eq!(relay.machine.status().broker_error, Some(Reason::new("away")));
+    relay.confirm(&tickets[2]);
+    assert_eq!(relay.machine.status().broker_error, None);
+    let settled = relay.exchange().settle;
+    let endings: Vec<Option<&Ending>> =
+        settled.iter().map(|it| it.ended().map(|(_, ending)| ending)).collect();
+    assert_eq!(endings, [None, Some(&Ending::Deferred(Reason::new("away"))), None]);
+    relay.settled();
+    // Twice in a row is the broker, and not the event.
+    let (mut relay, tickets) = Played::holding(&[("a", 1), ("b", 1), ("c", 1)]);
+    relay.confirm(&tickets[0]);
+    relay.unavailable(&tickets[1]);
+    relay.unavailable(&tickets[2]);
+    assert_eq!(relay.machine.phase(), Phase::Paused);
+    let status = relay.machine.status();
+    assert_eq!((status.broker_error, status.counters.unavailable), (Some(Reason::new("away")), 2));
 }

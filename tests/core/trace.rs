@@ -43,6 +43,7 @@ impl Subscriber for Lines {
         Id::from_u64(1)
     }
     fn event(&self, event: &tracing::Event<'_>) {
+        assert_eq!(event.metadata().target(), "twobox", "F48: one target for all");
         self.add(Line(event.metadata().level().to_string()), |line| event.record(line));
     }
     fn record(&self, _: &Id, _: &Record<'_>) {}
@@ -77,19 +78,23 @@ fn message() -> Message {
     Message { event, place: LanePlace { begun: ms(1), sequence: 1, after: 0 }, attempt: 2 }
 }
 
-/// An answer is told within the span of its publish, which says what is published.
+/// F48: an answer is told within the span of its publish, and what warns says itself which event of
+/// which lane it is about.
 #[test]
-fn each_answer_is_told_in_the_span_of_its_publish() {
+fn f48_each_answer_is_told_with_its_event_and_lane() {
     let no = || Reason::new("no");
     for (answer, line) in [
         (Published::Confirmed, "DEBUG message=confirmed"),
-        (Published::Failed(no()), "WARN message=failed reason=no"),
-        (Published::Rejected(no()), "ERROR message=rejected reason=no"),
+        (Published::Failed(no()), "WARN message=failed id=o/1 lane=k reason=no"),
+        (Published::Rejected(no()), "ERROR message=rejected id=o/1 lane=k reason=no"),
         (Published::Deferred(no()), "DEBUG message=deferred reason=no"),
-        (Published::Unavailable(no()), "WARN message=the broker cannot be reached reason=no"),
+        (
+            Published::Unavailable(no()),
+            "WARN message=the broker cannot be reached id=o/1 lane=k reason=no",
+        ),
         (Published::Abandoned, "DEBUG message=abandoned"),
     ] {
-        let span = "publish id=o/1 type=order.created attempt=2";
+        let span = "publish id=o/1 lane=k type=order.created attempt=2";
         let lines = told(|| trace::published(&message(), &answer));
         assert_eq!(lines, [span, "enter", line, "exit"]);
     }
@@ -99,8 +104,7 @@ fn each_answer_is_told_in_the_span_of_its_publish() {
 fn the_rest_is_told() {
     let lease = || LeaseRef { lane: lane_key("k"), token: 7 };
     let stale = || vec![StaleLease { lease: lease(), why: Stale::Ended }];
-    let lost =
-        "WARN message=the lease 7 of lane \"k\" is not current: it was settled or released already";
+    let lost = "WARN message=the lease 7 of lane \"k\" is not current: it was settled or released already lane=k";
     let settled = Settled {
         confirmed: 1,
         retried: 2,

@@ -978,6 +978,48 @@ fn f30_what_is_confirmed_each_time_is_never_dead() {
     });
 }
 
+/// F27: the oldest event is always answered as unavailable. A probe takes another one each time, and
+/// one event stops no others: all of them are delivered within a minute, those that come later
+/// within two of the longest pauses, and nothing counts against any.
+#[test]
+fn f27_one_event_that_is_unavailable_stops_no_others() {
+    on_each_store!(|store: S| {
+        let bad = place(store, "bad", [draft("t", "bad")], at(0)).remove(0);
+        let good = |n: usize, now: Millis| {
+            let drafts = (0..20).map(|k| draft("t", &format!("k-{n}-{k}")));
+            place(store, &format!("good-{n}"), drafts, now)
+        };
+        (0..10).for_each(|n| drop(good(n, at(1))));
+        let unwell = bad.clone();
+        let mut script = Script::new(move |message, _| {
+            if message.event.id == unwell {
+                Published::Unavailable(reason("no such queue"))
+            } else {
+                Published::Confirmed
+            }
+        });
+        let own = RelaySettings { poll: Duration::from_secs(1), ..settings("relay") };
+        let cap = own.pause_cap;
+        let mut relay = Relay::new(store, &mut script, own, Moment::steady(at(1))).unwrap();
+        run_until(&mut relay, at(1), at(60_000));
+        assert_eq!(states(store), [("confirmed", 200), ("pending", 1)]);
+        for n in 10..20 {
+            let now = at(n as u64 * 120_000);
+            run_until(&mut relay, now.before(Duration::from_secs(1)), now);
+            good(n, now);
+            run_until(&mut relay, now, now + cap * 2 + Duration::from_secs(2));
+            assert_eq!(states(store), [("confirmed", 20 * (n + 1)), ("pending", 1)], "round {n}");
+        }
+        let row = outbox(store, &bad);
+        assert_eq!((row.starts, row.failures), (0, 0));
+        let status = relay.machine().status();
+        let said = status.broker_error.map(|reason| reason.to_string());
+        assert!(said.is_none_or(|said| said == "no such queue"), "F48");
+        let tries = relay.publisher_mut().times(&bad).len();
+        assert!(tries < 200, "it is tried {tries} times");
+    });
+}
+
 /// A relay takes what it publishes soon, and leaves the rest to others: with more relays, the same
 /// is done sooner.
 #[test]

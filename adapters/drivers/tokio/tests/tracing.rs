@@ -86,12 +86,12 @@ async fn each_step_is_told() {
     let lines = lines.0.lock().unwrap().join("\n");
     for told in [
         "DEBUG message=claimed lanes=1 events=1",
-        "publish id=order-1/1 type=happened attempt=1",
-        "WARN message=failed reason=no route",
+        "publish id=order-1/1 lane=order-1 type=happened attempt=1",
+        "WARN message=failed id=order-1/1 lane=order-1 reason=no route",
         "DEBUG message=settled confirmed=0 retried=1 released=0 dead=0 stale=0",
         "WARN message=overdue id=order-1/1 lane=order-1 \
          reason=the publish did not end within 10000 ms",
-        "publish id=order-1/1 type=happened attempt=3",
+        "publish id=order-1/1 lane=order-1 type=happened attempt=3",
         "DEBUG message=confirmed",
         "DEBUG message=settled confirmed=1 retried=0 released=0 dead=0 stale=0",
         "INFO message=the relay is now phase=Stopped",
