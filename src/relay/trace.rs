@@ -21,14 +21,14 @@ const TARGET: &str = "twobox";
 #[cfg(feature = "tracing")]
 fn span(message: &Message) -> tracing::Span {
     let event = &message.event;
-    tracing::debug_span!(target: TARGET, "publish", id = %event.id, lane = %event.ordering_key, r#type = %event.event_type, attempt = message.attempt)
+    tracing::debug_span!(target: TARGET, "publish", id = %event.id, lane = %event.lane(), r#type = %event.event_type, attempt = message.attempt)
 }
 
 /// Tells what a publish came to.
 pub fn published(message: &Message, published: &Published) {
     // A span may be filtered out, so what warns names the event itself.
     #[cfg(feature = "tracing")]
-    let (id, lane) = (&message.event.id, &message.event.ordering_key);
+    let (id, lane) = (&message.event.id, message.event.lane());
     #[cfg(feature = "tracing")]
     span(message).in_scope(|| match published {
         Published::Confirmed => tracing::debug!(target: TARGET, "confirmed"),
