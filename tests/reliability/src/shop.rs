@@ -20,10 +20,11 @@ use redb::{
 use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
     Body, CommitOrder, Consumer, Draft, EventId, Fingerprint, Handled, Inbox, LaneKey, Load,
-    Millis, Moment, OrderId, OrderingKey, Owner, Reader, Record, Request, Store, Writing,
+    Millis, Moment, OrderId, OrderingKey, Owner, Reader, Record, Request, Store, Tables,
+    Transaction, Writing,
 };
 use twobox::{Dump, EventState, InProcess, Message};
-use twobox_redb::{RedbOptions, RedbStore, RedbTransaction};
+use twobox_redb::{RedbError, RedbOptions, RedbReader, RedbStore, RedbTransaction};
 
 use crate::tables;
 
@@ -197,6 +198,60 @@ pub fn relay(
         clock.0.fetch_add(10_000, Ordering::Relaxed);
     }
     Err("the relay came to no end".into())
+}
+
+/// Opens a store and a view, and forks. The child tries all that it could do with them, and says
+/// what became of that; then the parent goes on.
+///
+/// # Errors
+///
+/// The store's in the parent, or that there is no child.
+#[cfg(unix)]
+pub fn forks(folder: &Path, mode: Mode) -> Result<(), Failed> {
+    let path = folder.join("sender.redb");
+    let store = open(&path, mode)?;
+    place(&store, "before", 0, Millis::new(0))?;
+    let reader = if mode == Mode::Shared { Some(RedbReader::open(&path)?) } else { None };
+    let open = (store.begin()?, store.view()?);
+    let parent = process::id();
+    match fork::fork()? {
+        fork::Fork::Child => {
+            let refused = |what, error: Option<RedbError>| match error {
+                Some(RedbError::OtherProcess { opened_by }) => {
+                    tell(&format!("{what} is refused, {}", opened_by == parent))
+                }
+                other => tell(&format!("{what}: {other:?}")),
+            };
+            let placed = place(&store, "in the child", 1, Millis::new(0));
+            tell(&format!("place: {}", placed.is_err()))?;
+            refused("begin", store.begin().err())?;
+            refused("view", store.view().err())?;
+            refused("database", store.database().err())?;
+            if let Some(reader) = reader {
+                refused("reader", reader.view().err())?;
+            }
+            // It was opened by the parent, and so is its end.
+            let (mut tx, view) = open;
+            let request = Request::of("shop", "in a transaction", [("a", "b")])?;
+            let ran = tx.run(twobox::Register::new(&request), Millis::new(0));
+            let committed = ran.is_ok() && tx.commit().is_ok();
+            tell(&format!("commit: {committed}"))?;
+            drop(view);
+            refused("close", store.close().err())?;
+            tell("the child ends")?;
+            process::exit(0);
+        }
+        fork::Fork::Parent(child) => {
+            fork::waitpid(child)?;
+            drop(open);
+            let again = RedbStore::open(&path).map(drop);
+            tell(&format!("still locked: {}", matches!(again, Err(RedbError::AlreadyOpen))))?;
+            place(&store, "after", 2, Millis::new(0))?;
+            store.close()?;
+            tell("the parent ends")?;
+            Ok(())
+        }
+    }
 }
 
 /// Says that it publishes, and does so for ever.

@@ -245,6 +245,36 @@ fn f32_leases_end_with_the_process_that_held_them() {
     }
 }
 
+/// P2, P3: a process forks. The child is refused whatever it tries, and leaves the file and its
+/// locks alone, also where it drops what its parent had open.
+#[cfg(unix)]
+#[test]
+fn f56_a_fork_is_refused_and_leaves_the_file_alone() {
+    for mode in ["alone", "shared"] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut parent = Victim::start("forks", mode, folder.path(), 0, 0..0);
+        parent.listen(usize::MAX);
+        let mut told = vec![
+            "place: true",
+            "begin is refused, true",
+            "view is refused, true",
+            "database is refused, true",
+        ];
+        told.extend((mode == "shared").then_some("reader is refused, true"));
+        told.extend([
+            "commit: false",
+            "close is refused, true",
+            "the child ends",
+            "still locked: true",
+            "the parent ends",
+        ]);
+        assert_eq!(parent.told, told, "{mode}");
+        let store = RedbStore::open(folder.path().join("sender.redb")).unwrap();
+        let found = Found::sent(&mut store.view().unwrap()).unwrap().0;
+        assert_eq!(found.orders, ["after", "before"].map(str::to_string).into());
+    }
+}
+
 /// Confirms, and keeps the attempts.
 struct Counting<'a>(&'a mut Vec<u32>);
 

@@ -12,6 +12,8 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+#[cfg(feature = "std")]
+use redb::ReadOnlyDatabase;
 use redb::{Database, TransactionError};
 
 use crate::error::RedbError;
@@ -195,6 +197,38 @@ impl State {
             self.health.failed.store(false, Ordering::Release);
         }
         stopped
+    }
+}
+
+/// The database of a reader, which may be opened beside itself.
+#[cfg(feature = "std")]
+pub(crate) struct ReadHome {
+    open: Lock<Reading>,
+    again: ReadAgain,
+    process: Process,
+}
+
+#[cfg(feature = "std")]
+type Reading = (Arc<ReadOnlyDatabase>, Arc<Health>);
+
+#[cfg(feature = "std")]
+type ReadAgain = Box<dyn Fn() -> Result<Reading, RedbError> + Send + Sync>;
+
+#[cfg(feature = "std")]
+impl ReadHome {
+    /// Opens it like this, now and after each failure.
+    pub(crate) fn new(again: ReadAgain) -> Result<Self, RedbError> {
+        Ok(Self { open: Lock::new(again()?), again, process: Process::this() })
+    }
+
+    /// The database, which is opened again if it has failed.
+    pub(crate) fn get(&self) -> Result<Arc<ReadOnlyDatabase>, RedbError> {
+        self.process.check()?;
+        let mut open = self.open.lock();
+        if open.1.has_failed() {
+            *open = (self.again)()?;
+        }
+        Ok(open.0.clone())
     }
 }
 

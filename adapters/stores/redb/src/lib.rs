@@ -250,10 +250,11 @@ impl Store for RedbStore {
     }
 }
 
-/// A store that is open for reading alone; see [`RedbOptions::open_read_only`].
+/// A store that is open for reading alone; see [`RedbOptions::open_read_only`]. After an error of
+/// the disk it is opened again when the next view begins, as [`RedbStore`] is (F31).
 #[cfg(feature = "std")]
 pub struct RedbReader {
-    database: ReadOnlyDatabase,
+    home: database::ReadHome,
 }
 
 #[cfg(feature = "std")]
@@ -268,9 +269,12 @@ impl RedbReader {
     }
 
     /// The database, for the user's own tables.
-    #[must_use]
-    pub fn database(&self) -> &ReadOnlyDatabase {
-        &self.database
+    ///
+    /// # Errors
+    ///
+    /// Why it could not be opened again, after the disk has failed.
+    pub fn database(&self) -> Result<Arc<ReadOnlyDatabase>, RedbError> {
+        self.home.get()
     }
 }
 
@@ -281,7 +285,8 @@ impl Reader for RedbReader {
 
     /// Each view shows what is committed by now, by whichever process.
     fn view(&self) -> Result<RedbView, RedbError> {
-        shielded(|| RedbView::new(self.database.begin_read()?))
+        let database = self.home.get()?;
+        shielded(|| RedbView::new(database.begin_read()?))
     }
 }
 

@@ -7,6 +7,7 @@ use alloc::sync::Arc;
 #[cfg(feature = "std")]
 use {
     crate::RedbReader,
+    crate::database::ReadHome,
     core::sync::atomic::{AtomicU32, Ordering},
     redb::backends::FileBackend,
     std::fs::{self, File, OpenOptions},
@@ -209,18 +210,23 @@ impl RedbOptions {
     /// [`RedbError`], among them [`RedbError::NeedsRepair`] if the last writer did not close it.
     /// The file is never changed.
     pub fn open_read_only(self, path: impl AsRef<Path>) -> Result<RedbReader, RedbError> {
-        let path = path.as_ref();
-        let file = open_file(path, File::options().read(true))?;
-        check_magic(&FileBackend::new(file)?, &path.display().to_string())?;
-        shielded(|| {
-            let mut builder = self.builder();
-            // A reader in this mode goes together with a writer that has the file open, and with
-            // none.
-            builder.set_concurrency_mode(ConcurrencyMode::SingleWriter);
-            let database = builder.open_read_only(path)?;
-            tables::check(&database.begin_read()?)?;
-            Ok(RedbReader { database })
-        })
+        let path = path.as_ref().to_path_buf();
+        let again = move || {
+            let file = FileBackend::new(open_file(&path, File::options().read(true))?)?;
+            check_magic(&file, &path.display().to_string())?;
+            shielded(|| {
+                let mut builder = self.builder();
+                // A reader in this mode goes together with a writer that has the file open, and
+                // with none.
+                builder.set_concurrency_mode(ConcurrencyMode::SingleWriter);
+                let storage = Trial::accepted(Arc::new(file));
+                let health = storage.health();
+                let database = builder.open_read_only_with_backend(storage)?;
+                tables::check(&database.begin_read()?)?;
+                Ok((Arc::new(database), health))
+            })
+        };
+        Ok(RedbReader { home: ReadHome::new(Box::new(again))? })
     }
 }
 

@@ -21,6 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     match role.as_str() {
         "shop" => shop::run(folder, mode, number, orders),
         "holder" => shop::hold(folder, mode, number, orders),
+        #[cfg(unix)]
+        "forks" => shop::forks(folder, mode),
         "sender" => {
             let store = shop::open(&folder.join("store.redb"), mode)?;
             shop::send(&store, &format!("r{round}"), orders, &Clock::new(number), || {})
