@@ -22,7 +22,7 @@ use twobox::relay::{Published, Publisher, Relay, RelaySettings};
 use twobox::{
     Body, CommitOrder, Committed, Consumer, Draft, Dump, EventId, EventState, Handled, Inbox,
     Message, Millis, Moment, OrderId, OrderingKey, Owner, ParametersDiffer, Reason, Receipt,
-    Register, Request, RunError, Store, Table,
+    Register, Request, RunError, Store, Summary, Table,
 };
 use twobox_memory::MemoryStore;
 use twobox_redb::{RedbOptions, RedbStore};
@@ -273,7 +273,9 @@ fn experiment<S: DemoStore>(mut screen: Screen<'_, impl Write>) -> Result<(), Fa
     // out.
     let now = Millis::new(1_000);
     let notebooks = |id, quantity| {
-        Request::of("customer-7", id, [("item", "notebook"), ("quantity", quantity)])
+        // Nothing in it is a secret, so it may be seen in clear text.
+        let parameters = Summary::All.of([("item", "notebook"), ("quantity", quantity)]);
+        Request::new("customer-7", id, parameters)
     };
     let (first, same_key) = (notebooks("req-001", "2")?, notebooks("req-001", "3")?);
     let second = notebooks("req-002", "1")?;

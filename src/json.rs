@@ -9,8 +9,8 @@ use serde_json::{Map, Number, Value};
 
 use crate::ids::{Invalid, beginning};
 
-/// The canonical text of a document.
-pub(crate) fn canonical(field: &'static str, document: &[u8]) -> Result<String, Invalid> {
+/// The canonical text of a document, and the names of its outermost members, or else what it is.
+pub(crate) fn canonical(field: &'static str, document: &[u8]) -> Result<(String, String), Invalid> {
     let refuse = |reason: String| Invalid::NotJson { field, reason: reason.into() };
     let document = core::str::from_utf8(document).map_err(|error| refuse(error.to_string()))?;
     let Strict(value) =
@@ -20,7 +20,20 @@ pub(crate) fn canonical(field: &'static str, document: &[u8]) -> Result<String, 
         let number = beginning(number, 40).into();
         return Err(Invalid::Inexact { field, number, line, column });
     }
-    serde_json_canonicalizer::to_string(&value).map_err(|error| refuse(error.to_string()))
+    let text =
+        serde_json_canonicalizer::to_string(&value).map_err(|error| refuse(error.to_string()))?;
+    Ok((text, names(&value)))
+}
+
+fn names(value: &Value) -> String {
+    match value {
+        Value::Object(members) => members.keys().map(String::as_str).collect::<Vec<_>>().join(" "),
+        Value::Array(_) => "an array".to_string(),
+        Value::String(_) => "a string".to_string(),
+        Value::Number(_) => "a number".to_string(),
+        Value::Bool(_) => "true or false".to_string(),
+        Value::Null => "null".to_string(),
+    }
 }
 
 /// The largest integer up to which each one is a double of its own.

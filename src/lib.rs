@@ -37,7 +37,7 @@ pub use boundary::{
 };
 pub use checked::{Checked, Settings};
 pub use event::{Body, Draft, Event, Headers};
-pub use fingerprint::{Digest, Fingerprint};
+pub use fingerprint::{Digest, Fingerprint, Summary};
 pub use ids::{
     Consumer, ContentType, Destination, EventId, EventType, HeaderName, HeaderValue, Invalid,
     LaneKey, OrderId, OrderingKey, Owner, Reason, RequestId, RequestKey, Scope,

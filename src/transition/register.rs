@@ -1,5 +1,7 @@
 //! Register a request: bind its key to its parameters, before anything else happens (P1, F21, F24).
 
+use core::fmt;
+
 use thiserror::Error;
 
 use super::commit_order::CommitOrder;
@@ -94,8 +96,9 @@ impl Request {
 /// id for a new intention.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "request {key} is bound to other parameters: it was registered with [{}], now [{}] was given; \
-     retry with the first ones, or take a new request id", bound.summary(), given.summary()
+    "request {key} is bound to other parameters: {}; retry with the first ones, or take a new \
+     request id",
+    Told(bound, given)
 )]
 pub struct ParametersDiffer {
     /// Which key.
@@ -104,6 +107,24 @@ pub struct ParametersDiffer {
     pub bound: Fingerprint,
     /// What was given now.
     pub given: Fingerprint,
+}
+
+/// What was bound and what was given, told so that they differ also where their summaries do not.
+struct Told<'a>(&'a Fingerprint, &'a Fingerprint);
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(bound, given) = self;
+        let (is, was) = (bound.summary(), given.summary());
+        if is == was {
+            let (bound, given) = (bound.digest(), given.digest());
+            return write!(
+                f,
+                "it was registered with [{is}] of digest {bound:.8}, now it has {given:.8}"
+            );
+        }
+        write!(f, "it was registered with [{is}], now [{was}] was given")
+    }
 }
 
 /// Binds a request key to its parameters.

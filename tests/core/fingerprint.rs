@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
-use twobox::{Digest, Fingerprint, Invalid};
+use twobox::{Digest, Fingerprint, Invalid, Summary};
 
 use crate::support::digests;
 
@@ -29,16 +29,16 @@ fn fits(fingerprint: &Fingerprint) -> Result<(), TestCaseError> {
 proptest! {
     #[test]
     fn the_order_of_fields_does_not_matter(fields in fields(), seed in any::<prop::sample::Index>()) {
-        let first = Fingerprint::of(fields.clone());
+        let first = Summary::All.of(fields.clone());
         let mut other = fields.clone();
         other.reverse();
-        prop_assert_eq!(&Fingerprint::of(other), &first);
+        prop_assert_eq!(&Summary::All.of(other), &first);
         let mut other = fields;
         if !other.is_empty() {
             let by = seed.index(other.len());
             other.rotate_left(by);
         }
-        let other = Fingerprint::of(other);
+        let other = Summary::All.of(other);
         prop_assert_eq!(&other, &first);
         prop_assert_eq!(other.summary(), first.summary());
     }
@@ -46,7 +46,7 @@ proptest! {
     /// Equal if and only if the fields are the same ones, each as often (they are a multiset).
     #[test]
     fn other_fields_are_another_fingerprint(mut a in fields(), mut b in fields()) {
-        let equal = Fingerprint::of(a.clone()) == Fingerprint::of(b.clone());
+        let equal = Summary::All.of(a.clone()) == Summary::All.of(b.clone());
         a.sort();
         b.sort();
         prop_assert_eq!(equal, a == b);
@@ -56,36 +56,36 @@ proptest! {
     fn a_field_given_twice_counts_twice(fields in fields(), name in tokens(), value in tokens()) {
         let once = [fields.clone(), vec![(name.clone(), value.clone())]].concat();
         let twice = [once.clone(), vec![(name, value)]].concat();
-        prop_assert_ne!(Fingerprint::of(fields), Fingerprint::of(once.clone()));
-        prop_assert_ne!(Fingerprint::of(once), Fingerprint::of(twice));
+        prop_assert_ne!(Summary::All.of(fields), Summary::All.of(once.clone()));
+        prop_assert_ne!(Summary::All.of(once), Summary::All.of(twice));
     }
 
     #[test]
     fn names_and_values_are_not_confused(a in tokens(), b in tokens(), c in tokens()) {
-        prop_assert_eq!(Fingerprint::of([(&a, &b)]) == Fingerprint::of([(&b, &a)]), a == b);
+        prop_assert_eq!(Summary::All.of([(&a, &b)]) == Summary::All.of([(&b, &a)]), a == b);
         // Where one text ends and the next begins counts.
         let joined = format!("{a}{b}");
-        prop_assert_eq!(Fingerprint::of([(&joined, &c)]) == Fingerprint::of([(&a, &format!("{b}{c}"))]), b.is_empty());
+        prop_assert_eq!(Summary::All.of([(&joined, &c)]) == Summary::All.of([(&a, &format!("{b}{c}"))]), b.is_empty());
     }
 
     #[test]
     fn every_byte_counts(bytes in prop::collection::vec(any::<u8>(), 0..400), at in any::<prop::sample::Index>()) {
-        let first = Fingerprint::of_bytes(&bytes);
-        prop_assert_eq!(&Fingerprint::of_bytes(&bytes), &first);
-        prop_assert_ne!(&Fingerprint::of_bytes(&[&bytes[..], &[0]].concat()), &first);
+        let first = Summary::All.of_bytes(&bytes);
+        prop_assert_eq!(&Summary::All.of_bytes(&bytes), &first);
+        prop_assert_ne!(&Summary::All.of_bytes(&[&bytes[..], &[0]].concat()), &first);
         if !bytes.is_empty() {
             let mut other = bytes.clone();
             other[at.index(bytes.len())] ^= 1;
-            prop_assert_ne!(&Fingerprint::of_bytes(&other), &first);
+            prop_assert_ne!(&Summary::All.of_bytes(&other), &first);
         }
     }
 
     #[test]
     fn a_summary_fits_whatever_was_given(fields in fields(), bytes in prop::collection::vec(any::<u8>(), 0..600), text in "[\\x00-\\u{9f}é…]{0,600}", digest in digests()) {
-        fits(&Fingerprint::of(fields))?;
-        fits(&Fingerprint::of_bytes(&bytes))?;
-        fits(&Fingerprint::of_bytes(text.as_bytes()))?;
-        fits(&Fingerprint::of([(&text, &text)]))?;
+        fits(&Summary::All.of(fields))?;
+        fits(&Summary::All.of_bytes(&bytes))?;
+        fits(&Summary::All.of_bytes(text.as_bytes()))?;
+        fits(&Summary::All.of([(&text, &text)]))?;
         fits(&Fingerprint::from_stored(digest, &text))?;
     }
 
@@ -94,9 +94,9 @@ proptest! {
     fn a_summary_that_is_cut_says_so(text in "[a\\u{80}-\\u{9f}é]{0,300}") {
         let shown: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         for (fingerprint, whole) in [
-            (Fingerprint::of_bytes(text.as_bytes()), shown.clone()),
-            (Fingerprint::of([("f", &text)]), format!("f={shown}")),
-            (Fingerprint::of([("f", text.as_str()), ("g", "h")]), format!("f={shown} g=h")),
+            (Summary::All.of_bytes(text.as_bytes()), shown.clone()),
+            (Summary::All.of([("f", &text)]), format!("f={shown}")),
+            (Summary::All.of([("f", text.as_str()), ("g", "h")]), format!("f={shown} g=h")),
         ] {
             if whole.len() <= Fingerprint::MAX_SUMMARY {
                 prop_assert_eq!(fingerprint.summary(), whole);
@@ -130,7 +130,7 @@ fn a_summary_of_control_characters_is_cut_where_it_is_full() {
                 format!("{}…", &shown[..Fingerprint::MAX_SUMMARY - '…'.len_utf8()])
             };
             assert_eq!(
-                Fingerprint::of_bytes(text.as_bytes()).summary(),
+                Summary::All.of_bytes(text.as_bytes()).summary(),
                 expected,
                 "{before:?} {controls}"
             );
@@ -138,7 +138,7 @@ fn a_summary_of_control_characters_is_cut_where_it_is_full() {
             let fields = [("", &text[..]), ("b", "c")];
             let all = format!("={shown} b=c");
             let expected = if all.len() <= 256 { all } else { format!("{}…", &all[..253]) };
-            assert_eq!(Fingerprint::of(fields).summary(), expected, "{before:?} {controls}");
+            assert_eq!(Summary::All.of(fields).summary(), expected, "{before:?} {controls}");
         }
     }
 }
@@ -147,14 +147,14 @@ fn a_summary_of_control_characters_is_cut_where_it_is_full() {
 fn the_kinds_of_fingerprints_are_kept_apart() {
     let text = r#"{"a":"b"}"#;
     let all = [
-        Fingerprint::of([("a", "b")]),
-        Fingerprint::of([(text, "")]),
-        Fingerprint::of([("", text)]),
+        Summary::All.of([("a", "b")]),
+        Summary::All.of([(text, "")]),
+        Summary::All.of([("", text)]),
         Fingerprint::of::<&str, &str>([]),
-        Fingerprint::of_bytes(text.as_bytes()),
-        Fingerprint::of_bytes(b""),
-        Fingerprint::of_bytes(b"a=b"),
-        Fingerprint::of_json(text.as_bytes()).unwrap(),
+        Summary::All.of_bytes(text.as_bytes()),
+        Summary::All.of_bytes(b""),
+        Summary::All.of_bytes(b"a=b"),
+        Summary::All.of_json(text.as_bytes()).unwrap(),
     ];
     for (at, one) in all.iter().enumerate() {
         assert!(all[at + 1..].iter().all(|other| other != one), "{one:?}");
@@ -169,7 +169,7 @@ fn a_fingerprint_hashes_as_its_digest() {
         fingerprint.hash(&mut hasher);
         hasher.finish()
     };
-    let (two, three) = (Fingerprint::of([("quantity", "2")]), Fingerprint::of([("quantity", "3")]));
+    let (two, three) = (Summary::All.of([("quantity", "2")]), Summary::All.of([("quantity", "3")]));
     let same = Fingerprint::from_stored(two.digest(), "another line");
     assert_eq!((&two, hash(&two)), (&same, hash(&same)));
     assert_ne!(hash(&two), hash(&three));
@@ -180,15 +180,15 @@ fn a_fingerprint_hashes_as_its_digest() {
 fn fingerprints_stay_what_they_are() {
     for (fingerprint, digest) in [
         (
-            Fingerprint::of([("item", "notebook"), ("quantity", "2")]),
+            Summary::All.of([("item", "notebook"), ("quantity", "2")]),
             "cb78625a0d50cef9be9004dafa2a03c0b06a919f64c3bb456abad0f23e5e543a",
         ),
         (
-            Fingerprint::of_bytes(b"notebook"),
+            Summary::All.of_bytes(b"notebook"),
             "3ab23e6dcef18c87a58325b3a75c29700047ef9ab729903f32d0e193cca98b1b",
         ),
         (
-            Fingerprint::of_json(br#"{"item":"notebook","quantity":2}"#).unwrap(),
+            Summary::All.of_json(br#"{"item":"notebook","quantity":2}"#).unwrap(),
             "b180570848c5a0bc19129038d55a7ccae8c87e514ecd63de9175fc1d0d6bda44",
         ),
     ] {
@@ -204,7 +204,8 @@ fn fingerprints_stay_what_they_are() {
 
 /// Asserts that a document has this canonical form.
 fn assert_canonical(document: &str, canonical: &str) {
-    let fingerprint = Fingerprint::of_json(document.as_bytes())
+    let fingerprint = Summary::All
+        .of_json(document.as_bytes())
         .unwrap_or_else(|invalid| panic!("{document}: {invalid}"));
     let expected = Digest::of_parts("twobox/json/1", [canonical.as_bytes()]);
     assert_eq!(
@@ -216,7 +217,7 @@ fn assert_canonical(document: &str, canonical: &str) {
 }
 
 fn refused(document: impl AsRef<[u8]>) -> String {
-    match Fingerprint::of_json(document.as_ref()) {
+    match Summary::All.of_json(document.as_ref()) {
         Ok(fingerprint) => {
             panic!("{:?} is {fingerprint:?}", String::from_utf8_lossy(document.as_ref()))
         }
@@ -308,7 +309,7 @@ proptest! {
         let number = f64::from_bits(bits);
         prop_assume!(number.is_finite());
         // Of two forms that are as short and as near RFC 8785 takes the even one, and Rust not.
-        let shortest = Fingerprint::of_json(serde_json::to_string(&number).unwrap().as_bytes());
+        let shortest = Summary::All.of_json(serde_json::to_string(&number).unwrap().as_bytes());
         let shortest = shortest.unwrap();
         prop_assert_eq!(shortest.summary().parse::<f64>().unwrap(), number);
         for digits in [17, 20, 40] {
@@ -326,21 +327,21 @@ proptest! {
     #[test]
     fn escapes_do_not_matter(text in ".{0,8}|[\\x00-\\x7f]{0,8}") {
         let escaped: String = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
-        let plain = Fingerprint::of_json(format!("\"{escaped}\"").as_bytes()).unwrap();
+        let plain = Summary::All.of_json(format!("\"{escaped}\"").as_bytes()).unwrap();
         let upper: String = text.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();
-        prop_assert_eq!(&Fingerprint::of_json(format!("\"{upper}\"").as_bytes()).unwrap(), &plain);
+        prop_assert_eq!(&Summary::All.of_json(format!("\"{upper}\"").as_bytes()).unwrap(), &plain);
         if !text.contains(|c: char| c < ' ' || c == '"' || c == '\\') {
-            prop_assert_eq!(&Fingerprint::of_json(format!("\"{text}\"").as_bytes()).unwrap(), &plain);
+            prop_assert_eq!(&Summary::All.of_json(format!("\"{text}\"").as_bytes()).unwrap(), &plain);
         }
     }
 
     #[test]
     fn any_bytes_are_json_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..20), text in "[\\[\\]{}\":,0-9eE+.\\\\u -]{0,20}") {
         for document in [&bytes[..], text.as_bytes()] {
-            if let Ok(fingerprint) = Fingerprint::of_json(document) {
+            if let Ok(fingerprint) = Summary::All.of_json(document) {
                 // The canonical form is JSON again, and its own canonical form.
                 if !fingerprint.summary().ends_with('…') && !fingerprint.summary().contains('\u{7f}') {
-                    prop_assert_eq!(Fingerprint::of_json(fingerprint.summary().as_bytes()).unwrap(), fingerprint);
+                    prop_assert_eq!(Summary::All.of_json(fingerprint.summary().as_bytes()).unwrap(), fingerprint);
                 }
             }
         }
@@ -387,8 +388,8 @@ fn json_that_says_something_else_differs() {
         ("9007199254740991", "9007199254740992"),
     ] {
         assert_ne!(
-            Fingerprint::of_json(a.as_bytes()).unwrap(),
-            Fingerprint::of_json(b.as_bytes()).unwrap(),
+            Summary::All.of_json(a.as_bytes()).unwrap(),
+            Summary::All.of_json(b.as_bytes()).unwrap(),
             "{a} {b}"
         );
     }
@@ -430,7 +431,7 @@ fn a_json_integer_beyond_2_to_the_53_is_refused() {
         }
         // As a string it is what it is.
         assert!(
-            Fingerprint::of_json(format!("{{\"{integer}\":\"{integer}\"}}").as_bytes()).is_ok()
+            Summary::All.of_json(format!("{{\"{integer}\":\"{integer}\"}}").as_bytes()).is_ok()
         );
     }
 }
@@ -491,7 +492,7 @@ fn deep_json_does_not_overflow_the_stack() {
             let inner = if open == "[" { "" } else { "1" };
             let document = open.repeat(depth) + inner + &close.repeat(depth);
             assert_eq!(
-                Fingerprint::of_json(document.as_bytes()).is_ok(),
+                Summary::All.of_json(document.as_bytes()).is_ok(),
                 depth == 60,
                 "{depth} {open}"
             );

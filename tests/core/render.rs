@@ -2,10 +2,9 @@
 
 use proptest::prelude::*;
 use twobox::{
-    Batch, Body, CallRow, CallState, DeliveryState, Destination, Dump, Event, EventRow,
-    Fingerprint, Headers, InboxRow, InboxState, LaneRow, Load, OrderRow, OutboxRow, PlacedOrder,
-    PositionRow, Query, Reason, Record, RequestKey, RequestRow, Rows, Store, Table, Tables,
-    Transaction,
+    Batch, Body, CallRow, CallState, DeliveryState, Destination, Dump, Event, EventRow, Headers,
+    InboxRow, InboxState, LaneRow, Load, OrderRow, OutboxRow, PlacedOrder, PositionRow, Query,
+    Reason, Record, RequestKey, RequestRow, Rows, Store, Summary, Table, Tables, Transaction,
 };
 
 use crate::support::{LANE, lane_key, lease, ms, name, pending, records, store_of, stored, update};
@@ -23,7 +22,7 @@ fn every_table() -> Vec<Record> {
     let placed =
         PlacedOrder { order: name("o"), events: vec![name("o/1"), name("o/2")], at: ms(900) };
     let key = |id| RequestKey::new("s", id).unwrap();
-    let fingerprint = Fingerprint::of([("item", "notebook")]);
+    let fingerprint = Summary::All.of([("item", "notebook")]);
     let event = |id: &str, headers, body| Event {
         destination: Destination::default(),
         id: name(id),
@@ -205,7 +204,7 @@ fn lasting_hides_times_leases_and_attempts_and_nothing_else() {
     let changes: [&dyn Fn(&mut Record); 19] = [
         &|record| {
             if let Record::Request(_, row) = record {
-                row.fingerprint = Fingerprint::of([("item", "pen")]);
+                row.fingerprint = Summary::All.of([("item", "pen")]);
             }
         },
         &|record| {

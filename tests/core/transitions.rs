@@ -13,11 +13,11 @@ use twobox::call::{CallEnd, CallKey, CallRefused, Intend, Resolve, Start, Starte
 use twobox::{
     Batch, Body, CallRow, CallState, Cancel, Change, Claim, CommitOrder, CommitRefused, Committed,
     ContentDiffers, CountFailure, Decision, Delivery, DeliveryPolicy, DeliveryState, Destination,
-    Discard, Draft, Ending, Event, EventId, EventRow, Expect, FailureCounted, Fingerprint, Headers,
-    InboxRow, InboxState, Key, Lane, LaneKey, LanePlace, LaneRow, LeaseRef, Millis, OrderRow,
-    OrderingKey, OutboxRow, ParametersDiffer, PlacedOrder, PositionRow, Purge, Query, Reason,
-    Receive, Received, Record, Redrive, Register, Registered, Renew, Request, RequestRow,
-    Retention, Retry, Revision, Rows, Settle, SkipTo, Stored, Table, Transition, WhenDead,
+    Discard, Draft, Ending, Event, EventId, EventRow, Expect, FailureCounted, Headers, InboxRow,
+    InboxState, Key, Lane, LaneKey, LanePlace, LaneRow, LeaseRef, Millis, OrderRow, OrderingKey,
+    OutboxRow, ParametersDiffer, PlacedOrder, PositionRow, Purge, Query, Reason, Receive, Received,
+    Record, Redrive, Register, Registered, Renew, Request, RequestRow, Retention, Retry, Revision,
+    Rows, Settle, SkipTo, Stored, Summary, Table, Transition, WhenDead,
 };
 
 use crate::support::{
@@ -29,7 +29,7 @@ use crate::support::{
 // Requests (P1)
 
 fn request(quantity: &str) -> Request {
-    Request::new("s", "r", Fingerprint::of([("quantity", quantity)])).unwrap()
+    Request::new("s", "r", Summary::All.of([("quantity", quantity)])).unwrap()
 }
 
 fn bound(request: &Request, placed: Option<PlacedOrder>) -> Record {

@@ -5,9 +5,9 @@ use core::num::NonZeroU16;
 use core::time::Duration;
 
 use twobox::{
-    Cancel, Checked, CommitOrder, CommitRefused, Draft, Fingerprint, Invalid, Load, OrderId,
-    ParametersDiffer, Reason, Register, Registered, Request, Retention, RunError, Store, Table,
-    purge_all,
+    Cancel, Checked, CommitOrder, CommitRefused, Draft, Dump, Fingerprint, Invalid, Load, OrderId,
+    ParametersDiffer, Reason, Register, Registered, Request, Retention, RunError, Store, Summary,
+    Table, purge_all,
 };
 
 use crate::support::{Flaky, StoreFault, at, body, draft, dump, name, place};
@@ -297,5 +297,47 @@ fn f24_two_callers_may_use_the_same_key() {
             );
         }
         assert_eq!(dump(store).count(Table::Requests), keys.len());
+    });
+}
+
+/// P1: what is kept of parameters in clear text is a choice, and by default no value is: not in the
+/// tables, not where they are shown, and not in the error of other parameters. Whatever is chosen,
+/// the same parameters are the same request.
+#[test]
+fn f56_no_value_of_a_parameter_is_kept_in_clear_text_unless_it_is_asked_for() {
+    on_each_store!(|store: S| {
+        let secret = [("user", "ada"), ("password", "hunter2")];
+        let other = [("user", "ada"), ("password", "hunter3")];
+        let by_default = |parameters: [(&str, &str); 2]| Fingerprint::of(parameters);
+        let bytes = Fingerprint::of_bytes(b"password=hunter2");
+        let json = Fingerprint::of_json(br#"{"user":"ada","password":{"is":"hunter2"}}"#).unwrap();
+        let array = Fingerprint::of_json(br#"["hunter2"]"#).unwrap();
+        let mut errors = String::new();
+        for (id, first, second) in [
+            ("fields", by_default(secret), by_default(other)),
+            ("bytes", bytes, Fingerprint::of_bytes(b"password=hunter3")),
+            ("json", json, Fingerprint::of_json(br#"{"password":{"is":"hunter3"}}"#).unwrap()),
+            ("array", array, Fingerprint::of_json(br#"["hunter3"]"#).unwrap()),
+            ("nothing", Summary::Nothing.of(secret), Summary::Nothing.of(other)),
+        ] {
+            let (first, second) =
+                [first, second].map(|f| Request::new("shop", id, f).unwrap()).into();
+            assert_eq!(store.run(Register::new(&first), at(0)).unwrap(), Registered::New);
+            let differ = store.run(Register::new(&second), at(0)).unwrap_err().to_string();
+            let alike = first.fingerprint.summary() == second.fingerprint.summary();
+            assert_eq!(differ.contains("of digest"), alike, "{differ}");
+            errors += &differ;
+        }
+        let shown = Dump::of(&mut store.view().unwrap()).unwrap().to_string();
+        for text in [&errors, &shown] {
+            assert!(!text.contains("hunter"), "{text}");
+        }
+        assert!(errors.contains("[password user] of digest "), "{errors}");
+        assert!(shown.contains("password user"), "{shown}");
+
+        // A program that changes its choice finds its requests again.
+        let again = Request::new("shop", "fields", Summary::All.of(secret)).unwrap();
+        assert_eq!(store.run(Register::new(&again), at(0)).unwrap(), Registered::Open);
+        assert_eq!(Summary::All.of(secret).summary(), "password=hunter2 user=ada");
     });
 }

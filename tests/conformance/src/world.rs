@@ -13,10 +13,10 @@ use twobox::call::{CallEnd, CallKey, Intend, Resolve, Start, Started, WhenUnknow
 use twobox::{
     Body, Cancel, Checked, Claim, Claimed, CommitOrder, Committed, Consumer, CountFailure,
     DeliveryPolicy, Destination, Discard, Draft, Dump, Ending, Event, EventId, EventState,
-    FailureCounted, Fingerprint, Invalid, LanePlace, Leased, Message, Millis, Operated, OrderId,
-    OrderingKey, Owner, PlacedOrder, Reason, Receipt, Receive, Received, Redrive, Register,
-    Registered, Renew, Request, Retention, RunError, Settle, Settled, Stale, StaleLease,
-    StoreError, Table, WhenDead,
+    FailureCounted, Invalid, LanePlace, Leased, Message, Millis, Operated, OrderId, OrderingKey,
+    Owner, PlacedOrder, Reason, Receipt, Receive, Received, Redrive, Register, Registered, Renew,
+    Request, Retention, RunError, Settle, Settled, Stale, StaleLease, StoreError, Summary, Table,
+    WhenDead,
 };
 
 use crate::failure::Failure;
@@ -796,7 +796,7 @@ fn request_of(buy: Purchase) -> Result<Request, Invalid> {
     Request::new(
         "shop",
         buy.request,
-        Fingerprint::of([("item", buy.item), ("quantity", quantity.as_str())]),
+        Summary::All.of([("item", buy.item), ("quantity", quantity.as_str())]),
     )
 }
 

@@ -3,9 +3,9 @@
 
 use twobox::{
     Body, CallRow, CallState, DeliveryState, Destinations, Due, Event, EventId, EventRow,
-    EventType, Fingerprint, Headers, InboxRow, InboxState, LaneRow, Lease, Load, Millis, OrderId,
-    OrderRow, OutboxRow, Owner, PlacedOrder, PositionRow, Query, Reader, Reason, Record,
-    RequestKey, RequestRow, Revision, Stored,
+    EventType, Headers, InboxRow, InboxState, LaneRow, Lease, Load, Millis, OrderId, OrderRow,
+    OutboxRow, Owner, PlacedOrder, PositionRow, Query, Reader, Reason, Record, RequestKey,
+    RequestRow, Revision, Stored, Summary,
 };
 
 use super::{committed, fill, load, rows, same};
@@ -353,9 +353,9 @@ fn apart() -> Result<Vec<Record>, Failure> {
     let id = |text: &str| EventId::new(text).map_err(Failure::new);
     let mut records = Vec::new();
     let fingerprints = [
-        Fingerprint::of([("note", "n".repeat(100))]),
-        Fingerprint::of([("note", "é".repeat(200))]),
-        Fingerprint::of_bytes(b""),
+        Summary::All.of([("note", "n".repeat(100))]),
+        Summary::All.of([("note", "é".repeat(200))]),
+        Summary::All.of_bytes(b""),
     ];
     for (n, fingerprint) in fingerprints.into_iter().enumerate() {
         let Record::Request(key, _) = rows::request("shop", &format!("apart-{n}"))? else {

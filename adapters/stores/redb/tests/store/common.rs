@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use redb::StorageBackend;
 use twobox::{
     Applied, Batch, Body, CallRow, CallState, Change, Consumer, DeliveryState, Destination, Digest,
-    Dump, Event, EventId, EventRow, EventType, Expect, Fingerprint, Headers, InboxRow, InboxState,
-    LaneRow, Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, PlacedOrder,
-    PositionRow, Reader, Reason, Record, RequestKey, RequestRow, Store, Tables, Transaction,
+    Dump, Event, EventId, EventRow, EventType, Expect, Headers, InboxRow, InboxState, LaneRow,
+    Lease, Millis, OrderId, OrderRow, OrderingKey, OutboxRow, Owner, PlacedOrder, PositionRow,
+    Reader, Reason, Record, RequestKey, RequestRow, Store, Summary, Tables, Transaction,
 };
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
 
@@ -251,7 +251,7 @@ pub(crate) fn every_state() -> Vec<Record> {
     let request = |id: &str| RequestKey::new("shop", id).unwrap();
     let order = OrderId::new("order-1").unwrap();
     let bound = |placed| RequestRow {
-        fingerprint: Fingerprint::of([("item", "notebook"), ("quantity", "2")]),
+        fingerprint: Summary::All.of([("item", "notebook"), ("quantity", "2")]),
         registered_at: at(900),
         placed,
     };
