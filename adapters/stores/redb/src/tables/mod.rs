@@ -6,9 +6,9 @@
 //! | `twobox_meta`   | `format`             | the format version, with a checksum               |
 //! | `twobox_NAME`, one for each [`Table`] | the row's key | the row as bytes, with a checksum |
 //! | `twobox_events` | the event's id       | its place, with a checksum                        |
-//! | `twobox_places` | a place: lane, NUL, sequence | the event's id, NUL, the event as bytes, with a checksum; without the event, where a redrive has moved it to |
+//! | `twobox_places` | a place: destination, NUL, ordering key, NUL, sequence | the event's id, NUL, the event as bytes, with a checksum; without the event, where a redrive has moved it to |
 //! | `twobox_dead`   | a dead event's id    | nothing                                           |
-//! | `twobox_due`    | a time, and a lane   | lanes that are due then, with a checksum; see `due`  |
+//! | `twobox_due`    | a destination, NUL, a time, an ordering key | lanes that are due then, with a checksum; see `due`  |
 //!
 //! An event lies where a claim comes by, in the order of its lane, so that a claim reads envelopes
 //! and payloads in one go; by its id one finds where that is. Any other index entry is checked

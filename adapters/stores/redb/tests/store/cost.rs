@@ -10,8 +10,8 @@ use twobox::relay::{Relay, RelaySettings};
 use twobox::{
     Body, Checked, Claim, Claimed, CommitOrder, Consumer, DeliveryPolicy, Destination, Digest,
     Draft, Event, EventRow, EventType, Fingerprint, Handled, Headers, InProcess, Inbox, InboxRow,
-    InboxState, LaneRow, Leased, Message, Moment, OrderId, OrderRow, Owner, PlacedOrder, Receive,
-    Record, Register, Request, RequestKey, RequestRow, RunError, Settle, Store,
+    InboxState, LaneKey, LaneRow, Leased, Message, Moment, OrderId, OrderRow, Owner, PlacedOrder,
+    Receive, Record, Register, Request, RequestKey, RequestRow, RunError, Settle, Store,
 };
 use twobox_redb::{RedbOptions, RedbStore};
 
@@ -339,6 +339,42 @@ fn cost_does_not_grow(orders: usize, stuck: usize, percent: usize) {
         }
     }
     assert_eq!(more, Vec::<String>::new());
+}
+
+/// A claim that leaves out a destination reads with 20,000 lanes that are due there what it reads with 200,
+/// but for a page for each level by which the trees are deeper; and a claim from a single
+/// destination likewise (F28).
+#[test]
+fn f28_what_waits_at_a_destination_that_is_left_out_costs_nothing() {
+    let claim = |away: usize, choose: &dyn Fn(Claim<'static>) -> Claim<'static>| {
+        let (storage, store) = store();
+        let lanes = (0..away).map(|n| {
+            let destination = Destination::new("away").unwrap();
+            let key = LaneKey { destination, ordering_key: lane(&format!("k{n:05}")) };
+            Record::Lane(key, lane_row(Some(at(1_000))))
+        });
+        fill(&store, lanes.collect());
+        place(&store, 0..4);
+        store.close().unwrap();
+        let database = Builder::new().set_cache_size(0).create_with_backend(storage.clone());
+        let store = RedbStore::with_database(database.unwrap()).unwrap();
+        let policy: &'static Checked<DeliveryPolicy> = Box::leak(Box::default());
+        let owner = Owner::new("relay-1").unwrap();
+        let claim = Claim::new(policy, owner, Duration::from_secs(30), 4).unwrap();
+        let (leased, counts) =
+            storage.of(&mut || store.run(choose(claim.clone()), NOW).unwrap().leased.len());
+        assert_eq!(leased, 4);
+        counts.read
+    };
+    let except = |claim: Claim<'static>| claim.except([Destination::new("away").unwrap()]);
+    let only = |claim: Claim<'static>| claim.only(Destination::default());
+    for (what, choose) in
+        [("except", &except as &dyn Fn(Claim<'static>) -> Claim<'static>), ("only", &only)]
+    {
+        let (few, many) = (claim(200, choose), claim(20_000, choose));
+        println!("{what}: {few} bytes read, then {many}");
+        assert!(2 * many <= 3 * few, "{what}: {few} bytes read, then {many}");
+    }
 }
 
 #[test]
