@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use redb::ReadableTable;
 use twobox::{Dump, Reader};
 use twobox_redb::{RedbError, RedbOptions, RedbStore};
 use twobox_reliability::disk::{Cut, Disk, Effort, Looked, Op, cuts};
@@ -200,4 +201,42 @@ fn a_disk_that_lies_is_noticed() {
     let effort = Effort { exhaustive: 0, sampled: 4, torn: 0 };
     let wrong = cut_everywhere(&whole, &record, options(), effort).unwrap_err();
     assert!(wrong.contains("told"), "{wrong}");
+}
+
+/// The power is cut while a backup is made: what is left is no store, or all of it.
+#[test]
+fn f49_a_backup_that_is_cut_is_whole_or_none() {
+    let options = options();
+    let ended = life::live(&Disk::default(), options, 0, &mut |_, _| {});
+    let store = ended.store.unwrap();
+    let (expected, disk) = (contents(&store), Disk::recording(Vec::new()));
+    let copied = store.view().unwrap().backup_on(disk.clone(), |from, to| {
+        let mut copy = to.open_table(life::STOCK)?;
+        for row in from.open_table(life::STOCK)?.iter()? {
+            let (key, value) = row?;
+            copy.insert(key.value(), value.value())?;
+        }
+        Ok(())
+    });
+    copied.unwrap();
+    disk.told();
+    let (mut whole, mut none) = (0, 0);
+    let effort = Effort { exhaustive: 6, sampled: 8, torn: 2 };
+    let looked = cuts(&[], &disk.record(), effort, |Cut { told, bytes }| {
+        match options.open_on(Disk::of(bytes.to_vec())) {
+            Ok(store) => {
+                assert!(contents(&store) == expected, "a part of a backup is a store");
+                whole += 1;
+            }
+            Err(RedbError::NotRedb { .. } | RedbError::NotTwobox | RedbError::Damaged { .. })
+                if told == 0 =>
+            {
+                none += 1;
+            }
+            Err(error) => return Err(format!("{told} told: {error}")),
+        }
+        Ok(())
+    });
+    looked.unwrap();
+    assert!(whole > 0 && none > 0, "{whole} whole, {none} none");
 }

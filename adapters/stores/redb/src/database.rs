@@ -134,6 +134,27 @@ impl Home {
         }
     }
 
+    /// Does something with the database while nobody else holds it; everyone else waits.
+    pub(crate) fn alone<R>(
+        &self,
+        work: impl FnOnce(&mut Database) -> Result<R, RedbError>,
+    ) -> Result<R, RedbError> {
+        drop(self.current()?);
+        let mut state = self.state.lock();
+        let database = state.database.take().ok_or(RedbError::Stopped)?;
+        match alone(database) {
+            Ok(mut database) => {
+                let done = work(&mut database);
+                state.database = Some(Arc::new(database));
+                done
+            }
+            Err(shared) => {
+                state.database = Some(shared);
+                Err(RedbError::InUse)
+            }
+        }
+    }
+
     /// Takes the database out of the store, for good.
     pub(crate) fn into_inner(self) -> Option<Database> {
         self.state.into_inner().database.and_then(Arc::into_inner)

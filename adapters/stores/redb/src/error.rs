@@ -163,6 +163,19 @@ pub enum RedbError {
         "the database stopped after an earlier failure, and is opened again once nobody holds it: end its open write transactions, and drop what RedbStore::database gave. What was committed is safe"
     )]
     StillHeld,
+    /// Somebody holds the database, which is needed alone.
+    #[error(
+        "the database is in use: end its open transactions, and drop its views and what RedbStore::database gave"
+    )]
+    InUse,
+    /// A backup lacks a table of the user's.
+    #[error(
+        "the backup would lack the table {table:?}, which is not ours, and was not made; copy it in the function that RedbView::backup takes"
+    )]
+    NotCopied {
+        /// The table.
+        table: String,
+    },
     /// Another process has opened this store, and this one is a fork of it.
     #[cfg(feature = "std")]
     #[error(
@@ -223,6 +236,7 @@ impl From<redb::Error> for RedbError {
             | redb::Error::DatabaseClosed
             | redb::Error::LockPoisoned(_) => Self::Stopped,
             redb::Error::TransactionPoisoned => Self::Broken,
+            redb::Error::TransactionInProgress => Self::InUse,
             redb::Error::TableAlreadyOpen(table, _) => Self::TableInUse { table },
             redb::Error::TableDoesNotExist(table) => {
                 Self::Damaged { what: format!("the table {table:?} is missing") }
@@ -249,7 +263,7 @@ macro_rules! from_redb {
     )*};
 }
 
-from_redb!(StorageError DatabaseError TransactionError TableError CommitError);
+from_redb!(StorageError CompactionError DatabaseError TransactionError TableError CommitError);
 
 /// Runs `work` and makes an error of a panic in redb. It does not verify the checksums of its pages
 /// when it reads them, and some damage makes it panic; a store has to answer with an error. What

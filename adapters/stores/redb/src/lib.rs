@@ -82,6 +82,7 @@
 
 extern crate alloc;
 
+mod backup;
 mod database;
 mod error;
 #[cfg(feature = "std")]
@@ -91,6 +92,8 @@ mod open;
 mod process;
 mod tables;
 mod trial;
+#[cfg(feature = "std")]
+mod views;
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -114,6 +117,8 @@ use error::shielded;
 #[cfg(feature = "std")]
 use group::Group;
 use tables::Opened;
+#[cfg(feature = "std")]
+use views::{OpenView, Views};
 
 /// A store in a redb database.
 ///
@@ -130,6 +135,8 @@ pub struct RedbStore {
     sync_deliveries: bool,
     #[cfg(feature = "std")]
     group: Group,
+    #[cfg(feature = "std")]
+    views: Views,
 }
 
 impl RedbStore {
@@ -226,7 +233,11 @@ impl Reader for RedbStore {
 
     fn view(&self) -> Result<RedbView, RedbError> {
         let tx = self.home.begin(|database| Ok(database.begin_read()?))?;
-        Ok(RedbView { tx })
+        Ok(RedbView {
+            tx,
+            #[cfg(feature = "std")]
+            open: Some(self.views.open()),
+        })
     }
 }
 
@@ -291,8 +302,17 @@ impl Reader for RedbReader {
 }
 
 /// The tables of twobox in a read transaction.
+///
+/// As long as it is open, redb reuses nothing of what it shows: the file only grows, by what is
+/// written meanwhile. Open a view for what you have to look at, and drop it then;
+/// [`RedbStore::oldest_view`] says whether one stays. [`RedbStore::compact`] makes the file small
+/// again.
 pub struct RedbView {
     tx: ReadTransaction,
+    /// Counts it, if it is one of a store.
+    #[cfg(feature = "std")]
+    #[expect(dead_code, reason = "it is dropped with the view")]
+    open: Option<OpenView>,
 }
 
 impl RedbView {
@@ -304,7 +324,11 @@ impl RedbView {
     /// what redb says.
     pub fn new(tx: ReadTransaction) -> Result<Self, RedbError> {
         tables::check_format(&tx)?;
-        Ok(Self { tx })
+        Ok(Self {
+            tx,
+            #[cfg(feature = "std")]
+            open: None,
+        })
     }
 
     /// The transaction, for the user's own tables at the same moment.

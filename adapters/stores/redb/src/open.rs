@@ -26,6 +26,8 @@ use crate::error::{RedbError, shielded};
 #[cfg(feature = "std")]
 use crate::group::Group;
 use crate::trial::Trial;
+#[cfg(feature = "std")]
+use crate::views::Views;
 use crate::{RedbStore, tables};
 
 /// The first bytes of every redb file.
@@ -321,10 +323,12 @@ impl RedbOptions {
             sync_deliveries: self.sync_deliveries,
             #[cfg(feature = "std")]
             group: Group::default(),
+            #[cfg(feature = "std")]
+            views: Views::default(),
         }
     }
 
-    fn builder(self) -> Builder {
+    pub(crate) fn builder(self) -> Builder {
         let mut builder = Database::builder();
         builder.set_cache_size(self.cache_bytes);
         if self.shared {
@@ -393,7 +397,7 @@ fn check_magic(storage: &impl StorageBackend, place: &str) -> Result<(), RedbErr
 
 /// A path in the same folder that no one else uses.
 #[cfg(feature = "std")]
-fn fresh_path(path: &Path) -> PathBuf {
+pub(crate) fn fresh_path(path: &Path) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{}-{}.new", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
@@ -402,7 +406,7 @@ fn fresh_path(path: &Path) -> PathBuf {
 
 /// Gives the file its name, if nothing has that name, and makes the name durable.
 #[cfg(feature = "std")]
-fn publish(fresh: &Path, path: &Path) -> io::Result<()> {
+pub(crate) fn publish(fresh: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(fresh, path) {
         Ok(()) => fs::remove_file(fresh)?,
         Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(error),

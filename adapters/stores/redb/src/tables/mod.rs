@@ -16,6 +16,7 @@
 
 mod answer;
 mod apply;
+mod copy;
 mod due;
 mod load;
 mod place;
@@ -36,6 +37,7 @@ use crate::error::RedbError;
 
 pub(crate) use answer::load;
 pub(crate) use apply::{apply, flush, load_written};
+pub(crate) use copy::copy;
 pub(crate) use load::Opened;
 
 use seal::Seal;

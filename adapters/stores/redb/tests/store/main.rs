@@ -5,6 +5,8 @@ mod again;
 #[cfg(test)]
 mod answers;
 #[cfg(test)]
+mod backups;
+#[cfg(test)]
 mod common;
 #[cfg(test)]
 mod cost;
