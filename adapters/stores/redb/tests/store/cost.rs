@@ -343,9 +343,9 @@ fn cost_does_not_grow(orders: usize, stuck: usize, percent: usize) {
 
 /// A claim that leaves out a destination reads with 20,000 lanes that are due there what it reads with 200,
 /// but for a page for each level by which the trees are deeper; and a claim from a single
-/// destination likewise (F28).
+/// destination likewise.
 #[test]
-fn f28_what_waits_at_a_destination_that_is_left_out_costs_nothing() {
+fn what_waits_at_a_destination_that_is_left_out_costs_nothing() {
     let claim = |away: usize, choose: &dyn Fn(Claim<'static>) -> Claim<'static>| {
         let (storage, store) = store();
         let lanes = (0..away).map(|n| {
@@ -362,7 +362,7 @@ fn f28_what_waits_at_a_destination_that_is_left_out_costs_nothing() {
         let owner = Owner::new("relay-1").unwrap();
         let claim = Claim::new(policy, owner, Duration::from_secs(30), 4).unwrap();
         let (leased, counts) =
-            storage.of(&mut || store.run(choose(claim.clone()), NOW).unwrap().leased.len());
+            storage.of(|| store.run(choose(claim.clone()), NOW).unwrap().leased.len());
         assert_eq!(leased, 4);
         counts.read
     };
