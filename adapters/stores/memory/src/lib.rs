@@ -43,6 +43,13 @@ pub struct MemoryStore {
     writer: Mutex<()>,
 }
 
+/// A lane among those of its destination: when it is due, and its ordering key; `None` comes before
+/// all keys, and `Err` behind all lanes.
+type DueAt = Result<(Millis, Option<OrderingKey>), Behind>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Behind;
+
 /// All tables at one moment. Cloning it costs next to nothing: states share what they have in
 /// common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -50,7 +57,7 @@ pub struct State {
     tables: [RedBlackTreeMapSync<Key, Stored>; Table::ALL.len()],
     /// The lanes of each destination by time. The key is never `None`, which stands before all of
     /// them.
-    due: RedBlackTreeMapSync<Destination, RedBlackTreeSetSync<(Millis, Option<OrderingKey>)>>,
+    due: RedBlackTreeSetSync<(Destination, DueAt)>,
     places: RedBlackTreeMapSync<(LaneKey, u64), EventId>,
     dead: RedBlackTreeSetSync<EventId>,
 }
@@ -157,8 +164,8 @@ impl RowByRow for State {
         &self,
         after: Option<&Destination>,
     ) -> Result<Option<Destination>, Infallible> {
-        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let next = self.due.range::<Destination, _>((after, Bound::Unbounded)).next();
+        let after = after.map_or(Bound::Unbounded, |at| Bound::Excluded((at.clone(), Err(Behind))));
+        let next = self.due.range((after, Bound::Unbounded)).next();
         Ok(next.map(|(destination, _)| destination.clone()))
     }
 
@@ -167,9 +174,12 @@ impl RowByRow for State {
         destination: &Destination,
         floor: Millis,
     ) -> impl Iterator<Item = Result<(Millis, OrderingKey), Infallible>> {
-        let lanes = self.due.get(destination).into_iter();
-        let entries = lanes.flat_map(move |lanes| lanes.range((floor, None)..));
-        entries.filter_map(|(due, key)| Some(Ok((*due, key.clone()?))))
+        let from = (destination.clone(), Ok((floor, None)));
+        let entries = self.due.range(from..(destination.clone(), Err(Behind)));
+        entries.filter_map(|(_, at)| match at {
+            Ok((due, Some(key))) => Some(Ok((*due, key.clone()))),
+            Ok((_, None)) | Err(Behind) => None,
+        })
     }
 
     fn places_from(
@@ -236,9 +246,7 @@ impl State {
     fn insert_entry(&mut self, entry: IndexEntry) {
         match entry {
             IndexEntry::Due(destination, due, lane) => {
-                let mut lanes = self.due.get(&destination).cloned().unwrap_or_default();
-                lanes.insert_mut((due, Some(lane)));
-                self.due.insert_mut(destination, lanes);
+                self.due.insert_mut((destination, Ok((due, Some(lane)))));
             }
             IndexEntry::Place(lane, sequence, id) => self.places.insert_mut((lane, sequence), id),
             IndexEntry::Dead(id) => self.dead.insert_mut(id),
@@ -247,10 +255,9 @@ impl State {
 
     fn remove_entry(&mut self, entry: IndexEntry) {
         match entry {
-            IndexEntry::Due(destination, due, lane) => match self.due.get_mut(&destination) {
-                Some(lanes) if lanes.size() > 1 => lanes.remove_mut(&(due, Some(lane))),
-                Some(_) | None => self.due.remove_mut(&destination),
-            },
+            IndexEntry::Due(destination, due, lane) => {
+                self.due.remove_mut(&(destination, Ok((due, Some(lane)))))
+            }
             IndexEntry::Place(lane, sequence, _) => self.places.remove_mut(&(lane, sequence)),
             IndexEntry::Dead(id) => self.dead.remove_mut(&id),
         };
